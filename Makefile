@@ -1,0 +1,65 @@
+# Grapevine. `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SHELLFLAGS := -euo pipefail -c
+
+GO       ?= go
+BIN      := bin
+VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+FUZZTIME ?= 30s
+BENCHCOUNT ?= 10
+ARGS     ?=
+ENGINE   ?= emulated
+
+# go-nvml's own header marks calls as deprecated; nothing else may warn.
+export CGO_CFLAGS := $(CGO_CFLAGS) -O2 -g -Wno-deprecated-declarations
+export GOFLAGS    := $(GOFLAGS) -buildvcs=false
+
+.PHONY: help
+help: ## this list
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## install what the build lacks (gcc, libzmq headers, pkg-config); needs root only if something is missing
+	@scripts/deps.sh
+
+.PHONY: build
+build: deps ## build the binaries into bin/
+	@mkdir -p $(BIN)
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/agent ./cmd/grapevine
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/gateway
+
+.PHONY: test
+test: deps ## all tests (no GPU, no cluster, no engine needed)
+	$(GO) test ./...
+
+.PHONY: race
+race: deps ## all tests under the race detector
+	$(GO) test -race ./...
+
+.PHONY: fuzz
+fuzz: deps ## each fuzz target for FUZZTIME (30s)
+	@scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: lint
+lint: deps ## gofmt, go vet, staticcheck
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "not gofmt'd (run gofmt -w):"; echo "$$bad"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+.PHONY: bench
+bench: deps ## benchmarks, BENCHCOUNT (10) runs each, summed up by benchstat
+	@scripts/bench.sh $(BENCHCOUNT)
+
+.PHONY: demo
+demo: build ## the main job on three emulated fleets side by side (ENGINE=vllm: two real CPU engines; ARGS="..." passes flags)
+	@if [ "$(ENGINE)" = vllm ]; then scripts/demo-vllm.sh $(ARGS); else $(BIN)/grapevine demo $(ARGS); fi
+
+.PHONY: test-engine
+test-engine: build ## end-to-end tests against two real vLLM engines on the CPU (installs them into a cache outside the tree: about 3 GB)
+	@scripts/test-engine.sh
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf $(BIN)
