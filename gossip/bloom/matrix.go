@@ -1,0 +1,149 @@
+package bloom
+
+import (
+	"fmt"
+	"math/bits"
+	"sync/atomic"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+)
+
+// Matrix holds the filters of many endpoints, one a column, transposed: a row is one bit position of the filter, with one
+// bit per column, 64 columns a word. A bucket's 64 rows lie together. It is the only copy of the bits.
+//
+// Reading takes no lock and may happen while others write: words are read and written atomically, each for itself.
+// SetBits, ClearBits, SetWord and ClearColumn are for one writer; Or is for any number.
+type Matrix struct {
+	geometry    Geometry
+	wordsPerRow int
+	rows        []uint64 // [bucket][bit][word]
+}
+
+// NewMatrix returns a matrix of empty columns, their number rounded up to a multiple of 64 (at least 64). It panics if g is
+// not valid.
+func NewMatrix(g Geometry, columns int) *Matrix {
+	mustBeValid(g)
+	wordsPerRow := max(1, (columns+63)/64)
+	return &Matrix{geometry: g, wordsPerRow: wordsPerRow, rows: make([]uint64, g.Bits()*wordsPerRow)}
+}
+
+// Geometry returns the shape of the columns.
+func (m *Matrix) Geometry() Geometry { return m.geometry }
+
+// Columns returns the number of columns, a multiple of 64.
+func (m *Matrix) Columns() int { return 64 * m.wordsPerRow }
+
+// WordsPerRow returns Columns()/64.
+func (m *Matrix) WordsPerRow() int { return m.wordsPerRow }
+
+// row returns the index of the first word of the row of a bit.
+func (m *Matrix) row(bucket uint32, bit int) int {
+	return (int(bucket)*bucketBits + bit) * m.wordsPerRow
+}
+
+// SetBits sets the bits of mask in a bucket of a column.
+func (m *Matrix) SetBits(col int, bucket uint32, mask uint64) {
+	m.check(col)
+	for ; mask != 0; mask &= mask - 1 {
+		atomic.OrUint64(&m.rows[m.row(bucket, bits.TrailingZeros64(mask))+col/64], 1<<(col%64))
+	}
+}
+
+// ClearBits clears the bits of mask in a bucket of a column.
+func (m *Matrix) ClearBits(col int, bucket uint32, mask uint64) {
+	m.check(col)
+	for ; mask != 0; mask &= mask - 1 {
+		atomic.AndUint64(&m.rows[m.row(bucket, bits.TrailingZeros64(mask))+col/64], ^uint64(1<<(col%64)))
+	}
+}
+
+// SetWord makes a bucket of a column exactly word. Bits that are right already are not touched.
+func (m *Matrix) SetWord(col int, bucket uint32, word uint64) {
+	old := m.word(col, bucket)
+	m.SetBits(col, bucket, word&^old)
+	m.ClearBits(col, bucket, old&^word)
+}
+
+// Column appends a column's filter to dst, one word per bucket.
+func (m *Matrix) Column(col int, dst []uint64) []uint64 {
+	for b := range m.geometry.Buckets {
+		dst = append(dst, m.word(col, b))
+	}
+	return dst
+}
+
+// word gathers one bucket of a column.
+func (m *Matrix) word(col int, bucket uint32) (word uint64) {
+	m.check(col)
+	at := m.row(bucket, 0) + col/64
+	for bit := range bucketBits {
+		word |= atomic.LoadUint64(&m.rows[at]) >> (col % 64) & 1 << bit
+		at += m.wordsPerRow
+	}
+	return word
+}
+
+// ClearColumn empties a column.
+func (m *Matrix) ClearColumn(col int) {
+	m.check(col)
+	bit := uint64(1) << (col % 64)
+	for at := col / 64; at < len(m.rows); at += m.wordsPerRow {
+		if p := &m.rows[at]; atomic.LoadUint64(p)&bit != 0 {
+			atomic.AndUint64(p, ^bit)
+		}
+	}
+}
+
+// ClearColumns empties the 64 columns of a word.
+func (m *Matrix) ClearColumns(word int) {
+	m.check(64 * word)
+	for at := word; at < len(m.rows); at += m.wordsPerRow {
+		if p := &m.rows[at]; atomic.LoadUint64(p) != 0 {
+			atomic.StoreUint64(p, 0)
+		}
+	}
+}
+
+// CopyColumns makes the first columns of m, which is not in use yet, those of from. It panics unless from has the same
+// shape and no more columns.
+func (m *Matrix) CopyColumns(from *Matrix) {
+	if m.geometry != from.geometry || m.wordsPerRow < from.wordsPerRow {
+		panic(fmt.Sprintf("bloom: copy %d columns of %+v into %d of %+v", from.Columns(), from.geometry, m.Columns(), m.geometry))
+	}
+	for row := range m.geometry.Bits() {
+		src, dst := from.rows[row*from.wordsPerRow:][:from.wordsPerRow], m.rows[row*m.wordsPerRow:]
+		for w := range src {
+			dst[w] = atomic.LoadUint64(&src[w])
+		}
+	}
+}
+
+// Or adds h to a column; any number of goroutines may do so at once.
+func (m *Matrix) Or(col int, h blockhash.Hash) {
+	bucket, mask := m.geometry.Locate(h)
+	m.SetBits(col, bucket, mask)
+}
+
+// Has reports whether a column may hold h.
+func (m *Matrix) Has(col int, h blockhash.Hash) bool {
+	m.check(col)
+	return m.Test(h, col/64)>>(col%64)&1 != 0
+}
+
+// Test returns which of the 64 columns of a word may hold h, one bit each.
+func (m *Matrix) Test(h blockhash.Hash, word int) uint64 {
+	at := m.row(m.geometry.bucket(h), 0) + word
+	held := ^uint64(0)
+	for x, k := uint64(h), m.geometry.K; k > 0; k-- {
+		held &= atomic.LoadUint64(&m.rows[at+int(x%bucketBits)*m.wordsPerRow])
+		x /= bucketBits
+	}
+	return held
+}
+
+// check panics if there is no such column: rows lie end to end, so that the index alone would hit another row.
+func (m *Matrix) check(col int) {
+	if uint(col) >= uint(m.Columns()) {
+		panic(fmt.Sprintf("bloom: column %d of %d", col, m.Columns()))
+	}
+}
