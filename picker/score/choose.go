@@ -1,0 +1,70 @@
+package score
+
+import "math"
+
+// Set says which candidates a choice is among, and what it minimises.
+type Set uint8
+
+// The two choices that the binder makes.
+const (
+	Ready Set = iota // those that can start now, by wait + cost
+	Any              // all that are not full, by wait + cost
+)
+
+// Best returns the position of the best candidate in c, or -1 if the set is empty. Stale candidates count only where
+// no other can be used. Among those that are as good as the best within the margin, the rendezvous hash of request and
+// endpoint decides: gateways that see the same costs at the same time don't all run to the same endpoint.
+func (p *Params) Best(c []Candidate, request uint64, set Set) int {
+	stale := !anyFresh(c)
+	least := math.Inf(1)
+	for i := range c {
+		if c[i].in(set, stale) {
+			least = min(least, c[i].Wait+c[i].Cost)
+		}
+	}
+	limit := least + max(p.MarginMs, p.MarginShare*least)
+	best, top := -1, uint64(0)
+	for i := range c {
+		if !c[i].in(set, stale) || c[i].Wait+c[i].Cost > limit {
+			continue
+		}
+		if h := mix(request ^ c[i].Key); best < 0 || h > top {
+			best, top = i, h
+		}
+	}
+	return best
+}
+
+// Alternative returns the least wait + cost of the candidates that are not ready, +Inf if there is none.
+func Alternative(c []Candidate) float64 {
+	stale := !anyFresh(c)
+	least := math.Inf(1)
+	for i := range c {
+		if c[i].in(Any, stale) && !c[i].Ready {
+			least = min(least, c[i].Wait+c[i].Cost)
+		}
+	}
+	return least
+}
+
+func (c *Candidate) in(set Set, stale bool) bool {
+	return !c.Full && (c.Ready || set == Any) && (stale || !c.Stale)
+}
+
+// anyFresh reports whether an endpoint that is not stale can be used.
+func anyFresh(c []Candidate) bool {
+	for i := range c {
+		if !c[i].Stale && !c[i].Full {
+			return true
+		}
+	}
+	return false
+}
+
+// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

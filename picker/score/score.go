@@ -1,0 +1,232 @@
+// Package score prices a request on an endpoint, in milliseconds.
+//
+// The price of an endpoint is
+//
+//	c = (1 + g) x own uncached prefill + displacement + lower-tier load + decode interference + load
+//
+// The second helping of prefill, g, is the work that the choice adds for everybody else: choosing by one's own time to
+// first token alone recomputes shared prefixes and loses under load. Displacement is the recompute work that the
+// request's new blocks cause by evicting blocks of others. Beside the price stands the expected wait: how long until the
+// endpoint can start the prefill. Binding at arrival minimises wait + c; package hold waits for a ready endpoint instead.
+//
+// Everything is a pure function of facts. The package doesn't know where they come from, nor which endpoints may be used.
+package score
+
+import "math"
+
+// Model is the prefill cost of one endpoint: n uncached tokens behind c cached ones take
+// Overhead + PerToken*n + Quadratic*n*(2c+n) milliseconds. The zero Model costs nothing.
+type Model struct {
+	Overhead  float64 // ms a request
+	PerToken  float64 // ms a token
+	Quadratic float64 // ms a token squared: attention over what lies before
+}
+
+// Time returns the milliseconds of a prefill of uncached tokens behind cached ones.
+func (m Model) Time(uncached, cached int) float64 {
+	n, c := float64(uncached), float64(cached)
+	return m.Overhead + m.PerToken*n + m.Quadratic*n*(2*c+n)
+}
+
+// Scaled returns the model of an engine that runs s times as fast.
+func (m Model) Scaled(s float64) Model {
+	return Model{Overhead: m.Overhead / s, PerToken: m.PerToken / s, Quadratic: m.Quadratic / s}
+}
+
+// Params are the weights of the price. All times are milliseconds.
+type Params struct {
+	Spread       float64 // g: weight of the work that a choice adds for others
+	MinMatch     int     // blocks; a shorter match counts as none
+	VictimTau    float64 // idle age at which a victim's recompute counts 1/e
+	LowerTier    float64 // load from a lower tier, per token
+	Interference float64 // share of the slower decode that counts
+	PerRunning   float64 // per request that the endpoint already works on
+	ReadyWithin  float64 // an endpoint whose queue is over by then is ready
+	MemoryWait   float64 // wait for KV memory where nothing better is known
+	MemoryMax    float64 // longest such wait believed
+	FreeShare    float64 // share of the KV blocks kept free for what already decodes
+	MarginMs     float64 // costs this close count as equal,
+	MarginShare  float64 // or this close relative to the best
+}
+
+// Default returns weights for engines at real speed.
+func Default() Params {
+	return Params{
+		Spread:       1,
+		MinMatch:     4,
+		VictimTau:    60_000,
+		LowerTier:    0.006,
+		Interference: 0.05,
+		PerRunning:   5,
+		ReadyWithin:  10,
+		MemoryWait:   3_000,
+		MemoryMax:    10_000,
+		FreeShare:    0.03,
+		MarginMs:     1,
+		MarginShare:  0.01,
+	}
+}
+
+// Scaled returns the weights for engines that run s times as fast.
+func (p Params) Scaled(s float64) Params {
+	p.VictimTau /= s
+	p.LowerTier /= s
+	p.PerRunning /= s
+	p.ReadyWithin /= s
+	p.MemoryWait /= s
+	p.MemoryMax /= s
+	p.MarginMs /= s
+	return p
+}
+
+// Request is what a price depends on besides the endpoint.
+type Request struct {
+	PromptTokens int
+	OutputTokens int // expected
+}
+
+// Endpoint holds the facts of one endpoint for one request. Times are milliseconds.
+type Endpoint struct {
+	Key       uint64 // identity for breaking ties, the same on every gateway
+	BlockSize int    // tokens, positive
+
+	Matched    int     // leading prompt blocks in GPU memory
+	MatchedAll int     // leading prompt blocks over all tiers; below Matched it means Matched
+	Trust      float64 // share of the match that is believed, 0 to 1
+
+	Prefill  Model
+	Slowdown float64 // of the GPU: 1 none, 0.5 half speed; 0 unknown
+
+	HasLoad        bool // the engine's own figures below are known
+	Running        int
+	Waiting        int // requests in the engine's queue that this gateway did not bind
+	Blocks         int // KV blocks in all
+	Free           int // holding nothing
+	Cached         int // evictable, holding a prefix
+	VictimIdle     float64
+	DecodeStep     float64
+	DecodePerToken float64 // per resident token
+
+	Outstanding   int     // own requests bound here and not ended
+	Queue         float64 // own prefills bound here and not over
+	PendingBlocks int     // KV blocks of own requests that the figures above may not show yet
+	Full          bool    // own requests wait here up to the limit
+	Stale         bool    // ranks behind every endpoint that is not
+
+	MeanPrefill float64 // of a request, for those in Waiting
+	MeanOutput  float64 // tokens of an answer
+}
+
+// Terms are the parts of a price, milliseconds each.
+type Terms struct {
+	Prefill      float64 `json:"prefill_ms"` // own uncached prefill
+	Spread       float64 `json:"spread_ms"`  // g times it
+	Displacement float64 `json:"displacement_ms"`
+	LowerTier    float64 `json:"lower_tier_ms"`
+	Interference float64 `json:"interference_ms"`
+	Load         float64 `json:"load_ms"`
+}
+
+// Cost returns the sum.
+func (t *Terms) Cost() float64 {
+	return t.Prefill + t.Spread + t.Displacement + t.LowerTier + t.Interference + t.Load
+}
+
+// Candidate is one endpoint's answer for one request.
+type Candidate struct {
+	Index    int    // the caller's number of the endpoint
+	Key      uint64 // as in Endpoint
+	Uncached int    // prompt tokens to compute, as far as the match is believed
+	Terms    Terms
+	Cost     float64 // sum of Terms
+	Wait     float64 // ms until the prefill could start
+	Ready    bool    // it can start now
+	Full     bool    // nothing more may be bound here
+	Stale    bool
+}
+
+// Price fills the candidate of endpoint e for request r. It allocates nothing.
+func (p *Params) Price(r *Request, e *Endpoint, index int) Candidate {
+	c := Candidate{Index: index, Key: e.Key, Full: e.Full, Stale: e.Stale}
+	cached, loaded := p.cachedTokens(r, e)
+	c.Uncached = r.PromptTokens - cached
+
+	speed := 1.0
+	if e.Slowdown > 0 {
+		speed = e.Slowdown
+	}
+	own := e.Prefill.Time(c.Uncached, cached) / speed
+	need := blocks(r.PromptTokens+r.OutputTokens, e.BlockSize) - min(e.Matched, PromptBlocks(r.PromptTokens, e.BlockSize))
+	c.Terms = Terms{
+		Prefill:      own,
+		Spread:       p.Spread * own,
+		Displacement: p.displacement(e, need, speed),
+		LowerTier:    p.LowerTier * float64(loaded),
+		Interference: p.interference(r, e),
+		Load:         p.PerRunning * float64(max(e.Outstanding, e.Running)),
+	}
+	c.Cost = c.Terms.Cost()
+
+	c.Wait = max(0, e.Queue) + float64(e.Waiting)*e.MeanPrefill
+	fits, memory := p.memory(e, need)
+	if !fits {
+		c.Wait += memory
+	}
+	c.Ready = fits && !e.Full && e.Waiting == 0 && e.Queue <= p.ReadyWithin
+	return c
+}
+
+// PromptBlocks returns how many blocks of an n-token prompt can be read from the cache: the last token is always computed.
+func PromptBlocks(n, blockSize int) int { return max(0, n-1) / blockSize }
+
+// cachedTokens returns the prompt tokens that need no prefill, and how many of them must be loaded from a lower tier.
+func (p *Params) cachedTokens(r *Request, e *Endpoint) (cached, loaded int) {
+	limit := PromptBlocks(r.PromptTokens, e.BlockSize)
+	gpu := min(e.Matched, limit)
+	all := max(gpu, min(e.MatchedAll, limit))
+	if all < p.MinMatch {
+		return 0, 0
+	}
+	cached = int(e.Trust * float64(all*e.BlockSize))
+	return cached, max(0, cached-int(e.Trust*float64(gpu*e.BlockSize)))
+}
+
+// displacement is the work of computing again what need new blocks push out, discounted by how long the victims have idled.
+func (p *Params) displacement(e *Endpoint, need int, speed float64) float64 {
+	if !e.HasLoad || e.Blocks == 0 {
+		return 0
+	}
+	evicted := min(need, need+e.PendingBlocks-e.Free)
+	if evicted <= 0 {
+		return 0
+	}
+	again := math.Exp(-e.VictimIdle / p.VictimTau)
+	return float64(evicted) * again * e.Prefill.PerToken * float64(e.BlockSize) / speed
+}
+
+// interference is what the request's own decode loses to the tokens that already sit there.
+func (p *Params) interference(r *Request, e *Endpoint) float64 {
+	resident := max(0, e.Blocks-e.Free-e.Cached) * e.BlockSize
+	return p.Interference * float64(r.OutputTokens) * e.DecodePerToken * float64(resident)
+}
+
+// memory says whether need new blocks fit, and if not how long until they may: as many of the running requests must end
+// as hold the blocks that are missing. An endpoint that works on nothing takes anything.
+func (p *Params) memory(e *Endpoint, need int) (fits bool, wait float64) {
+	if !e.HasLoad || e.Blocks == 0 || e.Running == 0 && e.Outstanding == 0 {
+		return true, 0
+	}
+	free := e.Free + e.Cached - e.PendingBlocks - int(p.FreeShare*float64(e.Blocks))
+	if need <= free {
+		return true, 0
+	}
+	used := e.Blocks - e.Free - e.Cached
+	if e.Running == 0 || used <= 0 || e.DecodeStep <= 0 || e.MeanOutput <= 0 {
+		return false, p.MemoryWait
+	}
+	ends := math.Ceil(float64(need-free) * float64(e.Running) / float64(used))
+	return false, min(p.MemoryMax, ends*e.MeanOutput*e.DecodeStep/float64(e.Running))
+}
+
+// blocks returns how many blocks n tokens take.
+func blocks(n, blockSize int) int { return (n + blockSize - 1) / blockSize }
