@@ -12,9 +12,10 @@
 //   - A prompt of n tokens hits at most (n-1)/blockSize blocks: the last token
 //     is always computed.
 //   - Freed blocks keep their content and join the tail of an LRU queue, the
-//     last block of a request first. New blocks come from its head; a block that
-//     still had a hash is evicted: one BlockRemoved, before the BlockStored of
-//     what replaces it.
+//     last block of a request first; those without reusable content (partly
+//     filled) go to its head. New blocks come from the head; a block that still
+//     had a hash is evicted: one BlockRemoved, before the BlockStored of what
+//     replaces it.
 //   - A run of new full blocks of one request is one BlockStored. Hits emit
 //     nothing.
 //   - Reset is refused while any block is in use. Its AllBlocksCleared waits
@@ -82,9 +83,19 @@ func (t *Table) Append(tokens ...uint32) {
 	t.hashes = t.hasher.AppendChain(t.hashes, t.tokens, t.blockSize, t.extras)
 }
 
+// Config sizes a pool and picks the engine version that it follows.
+type Config struct {
+	Blocks    int // physical blocks, the null block included; at least 2
+	BlockSize int // tokens a block
+	// UncachedLast queues freed blocks without reusable content at the tail, as
+	// vLLM 0.22 did; 0.32 takes them first.
+	UncachedLast bool
+}
+
 // Pool is the block pool. Not safe for concurrent use.
 type Pool struct {
 	blockSize int
+	last      bool // Config.UncachedLast
 	blocks    []block
 	first     map[Digest]int32 // oldest resident copy; the others hang on block.copy
 	free      queue
@@ -99,15 +110,16 @@ type block struct {
 	copy   int32 // next younger copy of the same hash, 0 none
 }
 
-// New makes a pool of the given number of blocks, the null block included.
-func New(blocks, blockSize int) *Pool {
+// New makes an empty pool.
+func New(cfg Config) *Pool {
 	p := &Pool{
-		blockSize: blockSize,
-		blocks:    make([]block, blocks),
-		first:     make(map[Digest]int32, blocks),
-		free:      newQueue(blocks),
+		blockSize: cfg.BlockSize,
+		last:      cfg.UncachedLast,
+		blocks:    make([]block, cfg.Blocks),
+		first:     make(map[Digest]int32, cfg.Blocks),
+		free:      newQueue(cfg.Blocks),
 	}
-	for i := 1; i < blocks; i++ {
+	for i := 1; i < cfg.Blocks; i++ {
 		p.free.push(int32(i))
 	}
 	return p
@@ -279,8 +291,12 @@ func (p *Pool) Release(t *Table) {
 	p.promised -= max(t.promise-len(t.blocks), 0)
 	for i := len(t.blocks) - 1; i >= 0; i-- {
 		b := t.blocks[i]
-		if p.blocks[b].refs--; p.blocks[b].refs == 0 {
+		switch p.blocks[b].refs--; {
+		case p.blocks[b].refs > 0:
+		case p.blocks[b].hashed || p.last:
 			p.free.push(b)
+		default:
+			p.free.unshift(b)
 		}
 	}
 	t.live, t.blocks, t.stored, t.filled, t.promise = false, nil, 0, 0, 0
@@ -318,10 +334,15 @@ func newQueue(blocks int) queue {
 	return queue{next: make([]int32, blocks), prev: make([]int32, blocks)}
 }
 
-func (q *queue) push(b int32) {
-	last := q.prev[0]
-	q.next[last], q.prev[b] = b, last
-	q.next[b], q.prev[0] = 0, b
+// push appends b at the tail.
+func (q *queue) push(b int32) { q.insert(b, q.prev[0], 0) }
+
+// unshift puts b at the head.
+func (q *queue) unshift(b int32) { q.insert(b, 0, q.next[0]) }
+
+func (q *queue) insert(b, prev, next int32) {
+	q.next[prev], q.prev[b] = b, prev
+	q.next[b], q.prev[next] = next, b
 	q.len++
 }
 

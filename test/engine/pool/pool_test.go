@@ -43,7 +43,7 @@ func replay(t *testing.T, name string) (admits int) {
 		where := fmt.Sprintf("%s %s", s.Op, s.ID)
 		switch s.Op {
 		case "":
-			p, h, size = New(s.GPUBlocks+1, s.BlockSize), NewHasher(s.Seed, true), s.BlockSize
+			p, h, size = New(Config{Blocks: s.GPUBlocks + 1, BlockSize: s.BlockSize, UncachedLast: true}), NewHasher(s.Seed, true), s.BlockSize
 			return
 		case "admit":
 			x := Extras{Salt: s.Salt}
@@ -130,7 +130,7 @@ func TestRules(t *testing.T) {
 		return hit
 	}
 	t.Run("last token is always computed", func(t *testing.T) {
-		p := New(20, 4)
+		p := New(Config{Blocks: 20, BlockSize: 4})
 		for n, want := range map[int]int{7: 4, 8: 4, 9: 8} {
 			run(t, p, seq(0, 12))
 			if got := run(t, p, seq(0, n)); got != want {
@@ -139,7 +139,7 @@ func TestRules(t *testing.T) {
 		}
 	})
 	t.Run("an exact multiple leaves a second copy", func(t *testing.T) {
-		p := New(20, 4)
+		p := New(Config{Blocks: 20, BlockSize: 4})
 		run(t, p, seq(0, 8))
 		run(t, p, seq(0, 8))
 		if p.Hashed() != 3 || len(p.Copies()) != 2 {
@@ -147,7 +147,7 @@ func TestRules(t *testing.T) {
 		}
 	})
 	t.Run("tail of the oldest goes first, removals precede stores", func(t *testing.T) {
-		p := New(5, 4)
+		p := New(Config{Blocks: 5, BlockSize: 4})
 		run(t, p, seq(0, 16))
 		p.TakeEvents()
 		run(t, p, seq(100, 4))
@@ -163,7 +163,7 @@ func TestRules(t *testing.T) {
 		}
 	})
 	t.Run("admission counts what others were promised", func(t *testing.T) {
-		p := New(11, 4)
+		p := New(Config{Blocks: 11, BlockSize: 4})
 		a := NewTable(h, seq(0, 8), 4, Extras{})
 		if _, ok := p.Admit(a, 24, false); !ok { // 6 of 10 blocks
 			t.Fatal("the first does not fit")
@@ -178,7 +178,7 @@ func TestRules(t *testing.T) {
 		}
 	})
 	t.Run("growth beyond the promise needs a free block", func(t *testing.T) {
-		p := New(4, 4)
+		p := New(Config{Blocks: 4, BlockSize: 4})
 		a, b := NewTable(h, seq(0, 4), 4, Extras{}), NewTable(h, seq(50, 8), 4, Extras{})
 		p.Admit(a, 0, false)
 		p.Admit(b, 0, false)
@@ -193,7 +193,7 @@ func TestRules(t *testing.T) {
 		}
 	})
 	t.Run("a clear waits for the next batch", func(t *testing.T) {
-		p := New(9, 4)
+		p := New(Config{Blocks: 9, BlockSize: 4})
 		run(t, p, seq(0, 8))
 		p.TakeEvents()
 		if !p.Reset() {
@@ -206,7 +206,7 @@ func TestRules(t *testing.T) {
 		}
 	})
 	t.Run("prompt_logprobs reads nothing and stores again", func(t *testing.T) {
-		p := New(9, 4)
+		p := New(Config{Blocks: 9, BlockSize: 4})
 		run(t, p, seq(0, 8))
 		x := NewTable(h, seq(0, 8), 4, Extras{})
 		if hit, _ := p.Admit(x, 0, true); hit != 0 {
@@ -224,7 +224,7 @@ func TestRules(t *testing.T) {
 func TestEventsTellTheTruth(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	h := NewHasher("", false)
-	p := New(60, 4)
+	p := New(Config{Blocks: 60, BlockSize: 4})
 	var live []*Table
 	count := map[uint64]int{}
 	for range 5000 {
