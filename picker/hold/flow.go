@@ -1,0 +1,167 @@
+package hold
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/picker/score"
+)
+
+// offer is the request of a flow that may go now and comes first in its flow.
+type offer[R any] struct {
+	flow      int // position in the ring
+	item      *Item[R]
+	candidate score.Candidate
+	order     float64
+}
+
+// takeable takes out the request that goes first among those that a ready endpoint may have.
+func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
+	offers := q.offers[:0]
+	perFlow := max(1, q.cfg.MaxScan/len(q.flows))
+	for i := range min(len(q.flows), max(1, q.cfg.MaxScan)) {
+		at := (q.turn + i) % len(q.flows)
+		o := offer[R]{flow: at}
+		for _, it := range q.flows[at].items[:min(perFlow, len(q.flows[at].items))] {
+			if o.item != nil && it.Priority < o.item.Priority {
+				break
+			}
+			c := price(now, it.Value)
+			if len(c) == 0 {
+				q.Remove(it)
+				return Binding[R]{Item: it, Reason: Orphaned}, true
+			}
+			it.note(c)
+			age := now.Sub(it.Arrived)
+			k := q.Accept(c, it.Key, age)
+			if k < 0 {
+				continue
+			}
+			if order := q.order(c[k].Terms.Prefill, age); o.item == nil || order < o.order {
+				o.item, o.candidate, o.order = it, c[k], order
+			}
+		}
+		if o.item != nil {
+			offers = append(offers, o)
+		}
+	}
+	q.offers = offers
+	if len(offers) == 0 {
+		return Binding[R]{}, false
+	}
+	o := q.serve(offers)
+	q.Remove(o.item)
+	return Binding[R]{Item: o.item, Candidate: o.candidate, Reason: Ready}, true
+}
+
+// note remembers what is left to compute where most of the prompt is.
+func (it *Item[R]) note(c []score.Candidate) {
+	it.uncached, it.work = c[0].Uncached, c[0].Terms.Prefill
+	for i := range c[1:] {
+		if c[1+i].Terms.Prefill < it.work {
+			it.uncached, it.work = c[1+i].Uncached, c[1+i].Terms.Prefill
+		}
+	}
+}
+
+// serve picks the offer whose flow is next by deficit round robin among those of the highest priority, and settles the
+// deficits. Each visit of a flow earns it one turn; a request costs one and its bytes' worth. Instead of going round and
+// round it computes how many rounds each flow needs.
+func (q *Queue[R]) serve(offers []offer[R]) offer[R] {
+	top := slices.MaxFunc(offers, func(a, b offer[R]) int { return a.item.Priority - b.item.Priority }).item.Priority
+	best, rounds, steps := -1, 0.0, 0
+	for i := range offers {
+		if offers[i].item.Priority < top {
+			continue
+		}
+		f := q.flows[offers[i].flow]
+		r := math.Ceil(max(0, q.toll(offers[i].item)-f.deficit))
+		s := q.steps(offers[i].flow, r > 0)
+		if best < 0 || r < rounds || r == rounds && s < steps {
+			best, rounds, steps = i, r, s
+		}
+	}
+	for i := range offers {
+		if offers[i].item.Priority < top {
+			continue
+		}
+		visits := rounds
+		if q.steps(offers[i].flow, rounds > 0) > steps {
+			visits = max(0, rounds-1)
+		}
+		q.flows[offers[i].flow].deficit += visits
+	}
+	o := offers[best]
+	q.flows[o.flow].deficit -= q.toll(o.item)
+	q.turn, q.served = o.flow, true
+	return o
+}
+
+// steps returns how far the round robin is from visiting a flow; one that has had its quantum in this round comes last
+// when it needs another.
+func (q *Queue[R]) steps(flow int, needsQuantum bool) int {
+	n := len(q.flows)
+	if s := (flow - q.turn + n) % n; s > 0 || !(q.served && needsQuantum) {
+		return s
+	}
+	return n
+}
+
+func (q *Queue[R]) toll(it *Item[R]) float64 {
+	if q.cfg.BytesPerTurn <= 0 {
+		return 1
+	}
+	return 1 + float64(it.Bytes)/float64(q.cfg.BytesPerTurn)
+}
+
+// flow returns the flow of that name; a new one joins the ring where it has to wait for all others.
+func (q *Queue[R]) flow(name string) *flow[R] {
+	for _, f := range q.flows {
+		if f.name == name {
+			return f
+		}
+	}
+	f := &flow[R]{name: name}
+	q.flows = slices.Insert(q.flows, q.turn, f)
+	if len(q.flows) > 1 {
+		q.turn++
+	}
+	return f
+}
+
+func (q *Queue[R]) dropFlow(f *flow[R]) {
+	at := slices.Index(q.flows, f)
+	q.flows = slices.Delete(q.flows, at, at+1)
+	switch {
+	case at < q.turn:
+		q.turn--
+	case at == q.turn:
+		q.served = false
+	}
+	if q.turn >= len(q.flows) {
+		q.turn = 0
+	}
+}
+
+// oldest returns the request that has waited longest.
+func (q *Queue[R]) oldest() *Item[R] {
+	var first *Item[R]
+	q.Each(func(it *Item[R]) {
+		if first == nil || it.Arrived.Before(first.Arrived) {
+			first = it
+		}
+	})
+	return first
+}
+
+// crowder returns the request that makes room in a full queue: of the flow with the greatest share, so that one sender
+// can't push out the others, the oldest of the lowest priority.
+func (q *Queue[R]) crowder(share func(*flow[R]) int64) *Item[R] {
+	f := slices.MaxFunc(q.flows, func(a, b *flow[R]) int { return int(share(a) - share(b)) })
+	it := f.items[len(f.items)-1]
+	for i := len(f.items) - 2; i >= 0 && f.items[i].Priority == it.Priority; i-- {
+		it = f.items[i]
+	}
+	return it
+}
