@@ -148,27 +148,33 @@ func (f *Fleet) AddGateway() (*Gateway, error) {
 
 // addAgent starts the agent of engine i; it joins all gateways.
 func (f *Fleet) addAgent(i int) error {
+	a, err := f.startAgent(fmt.Sprintf("%s-agent-%d", f.Name, i), f.Engines[i].URL)
+	if err == nil {
+		f.Agents = append(f.Agents, a)
+	}
+	return err
+}
+
+func (f *Fleet) startAgent(name, engines string) (*Agent, error) {
 	ports, err := FreePorts(2)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	name := fmt.Sprintf("%s-agent-%d", f.Name, i)
 	args := []string{"agent",
-		"--engine", f.Engines[i].URL,
+		"--engine", engines,
 		"--pool", f.Name,
 		"--metrics-listen", local(ports[1]),
 	}
 	_, gossipArgs, err := f.gossip(name, ports[0])
 	if err != nil {
-		return err
+		return nil, err
 	}
 	args = append(args, gossipArgs...)
 	p, err := StartProcess(f.Exe, name, f.Dir, append(args, f.AgentArgs...)...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	f.Agents = append(f.Agents, &Agent{Process: p, Admin: "http://" + local(ports[1])})
-	return nil
+	return &Agent{Process: p, Admin: "http://" + local(ports[1])}, nil
 }
 
 // gossip returns the address to join at and the flags of a member.

@@ -152,3 +152,10 @@ func waitFor(ctx context.Context, what string, limit time.Duration, owners []*Pr
 func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 var errNotReady = errors.New("not ready")
+
+// Pid of the process and of its group.
+func (p *Process) Pid() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cmd.Process.Pid
+}

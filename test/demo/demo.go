@@ -178,7 +178,7 @@ func runWorkload(ctx context.Context, cfg Config, fleets []*cluster.Fleet, name 
 	return rows, own, nil
 }
 
-func writeJSON(path string, rep *Report) error {
+func writeJSON(path string, rep any) error {
 	if path == "" {
 		return nil
 	}

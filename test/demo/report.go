@@ -57,9 +57,8 @@ func row(name, policy string, results []load.Result, speedup float64) (Row, []fl
 			continue
 		}
 		h := headers{res}
-		heldMS := h.num("X-Grapevine-Held-Ms")
-		ttft = append(ttft, emulatedTTFT(load.Millis(res.TTFT), h.num("X-Engine-Ttft-Ms"), h.num("X-Engine-Wall-Ms"), heldMS, speedup))
-		held = append(held, heldMS*speedup)
+		ttft = append(ttft, EmulatedTTFT(res, speedup))
+		held = append(held, h.num("X-Grapevine-Held-Ms")*speedup)
 		own = append(own, h.num("X-Grapevine-Gateway-Ms"))
 		matched, digest := int(h.num("X-Grapevine-Matched-Blocks")), int(h.num("X-Grapevine-Digest-Blocks"))
 		if matched > 0 {
@@ -77,11 +76,14 @@ func row(name, policy string, results []load.Result, speedup float64) (Row, []fl
 	return r, own
 }
 
-// emulatedTTFT puts a time to first token on the emulated clock: what the engine spent and what
-// the request was held for (a wait for an engine) count in emulated time; everything else
-// counts as it was measured at the client's socket. All in milliseconds.
-func emulatedTTFT(wall, engineEmulated, engineWall, held, speedup float64) float64 {
-	return engineEmulated + held*speedup + max(0, wall-engineWall-held)
+// EmulatedTTFT puts a result's time to first token on the engines' emulated clock: what the engine
+// spent and what the request was held for (a wait for an engine) count in emulated time;
+// everything else counts as it was measured at the client's socket. In milliseconds.
+func EmulatedTTFT(r *load.Result, speedup float64) float64 {
+	h := headers{r}
+	held := h.num("X-Grapevine-Held-Ms")
+	rest := load.Millis(r.TTFT) - h.num("X-Engine-Wall-Ms") - held
+	return h.num("X-Engine-Ttft-Ms") + held*speedup + max(0, rest)
 }
 
 // headers reads numbers from a result's answer headers; absent ones are 0.
