@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/grapevine-llm/grapevine/test/cluster"
 	"github.com/grapevine-llm/grapevine/test/load"
+	"github.com/grapevine-llm/grapevine/test/tinymodel"
 )
 
 // Config of a demo.
@@ -107,14 +109,19 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 
 // up starts the fleets at the same time.
 func up(ctx context.Context, cfg Config, dir string) ([]*cluster.Fleet, error) {
+	model := filepath.Join(dir, "tiny")
+	if err := tinymodel.Extract(model); err != nil {
+		return nil, err
+	}
 	fleets := make([]*cluster.Fleet, len(fleetPolicies))
 	errs := make([]error, len(fleetPolicies))
 	var wg sync.WaitGroup
 	for i, p := range fleetPolicies {
 		wg.Go(func() {
 			o := cluster.Options{Name: p[0], Exe: cfg.Exe, Dir: dir, Engines: cfg.Engines, Speedup: cfg.Speedup, Policy: p[1], Model: "tiny"}
+			o.GatewayArgs = []string{"--model", "tiny=" + model}
 			if p[1] == "prefix" {
-				o.GatewayArgs = cfg.GatewayArgs
+				o.GatewayArgs = append(o.GatewayArgs, cfg.GatewayArgs...)
 			}
 			fleets[i], errs[i] = cluster.Up(ctx, o)
 		})

@@ -14,6 +14,7 @@ command -v python3 >/dev/null || need+=(python3)
 python3 -c 'import ensurepip' 2>/dev/null || need+=(python3-venv)
 command -v gcc >/dev/null || need+=(gcc)
 command -v nm >/dev/null || need+=(binutils)
+command -v curl >/dev/null || need+=(curl)
 if [ ${#need[@]} -gt 0 ]; then
   [ "$(id -u)" -eq 0 ] || { say "missing ${need[*]}: install them as root"; exit 3; }
   say "installing ${need[*]}"
