@@ -1,0 +1,117 @@
+package match
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestSpeculationExpires(t *testing.T) {
+	const life = 10 * time.Second
+	start := time.Unix(1000, 0)
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	for _, c := range []struct {
+		name         string
+		marked       int // seconds
+		until        int
+		alive, gone  int // seconds at which it must be there, and must not
+		rotateEvery  int
+		rotateOffset int
+	}{
+		{name: "within the period", marked: 1, until: 5, alive: 5, gone: 20, rotateEvery: 1},
+		{name: "into the next period", marked: 8, until: 17, alive: 17, gone: 30, rotateEvery: 1},
+		{name: "later than a life is cut", marked: 8, until: 500, alive: 18, gone: 30, rotateEvery: 1},
+		{name: "already over", marked: 8, until: 3, alive: 9, gone: 20, rotateEvery: 1},
+		{name: "seldom rotated", marked: 8, until: 17, alive: 17, gone: 40, rotateEvery: 8},
+		{name: "rotation misses periods", marked: 8, until: 17, alive: 17, gone: 60, rotateEvery: 25},
+		{name: "rotation is late at the mark", marked: 12, until: 19, alive: 19, gone: 40, rotateEvery: 7},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := NewSpeculation(100, 64, life)
+			s.Rotate(start)
+			h := randomChain(newRand(1), 5)
+			for now := 1; now <= 100; now++ {
+				if now%c.rotateEvery == 0 {
+					s.Rotate(at(now))
+				}
+				if now == c.marked {
+					s.Mark(at(now), 7, h, at(c.until))
+				}
+				if has := s.Has(7, h[4]); now >= c.marked && now <= c.alive && !has {
+					t.Fatalf("gone after %d s, want it until %d", now, c.alive)
+				} else if now >= c.gone && has {
+					t.Fatalf("still there after %d s, want it gone at %d", now, c.gone)
+				}
+			}
+			s.Rotate(at(1000))
+			for g := range generations * 64 {
+				for _, w := range s.matrix.Column(g, nil) {
+					if w != 0 {
+						t.Fatal("bits are left when all is over")
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestSpeculationSurvivesClockGoingBack(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s, h := NewSpeculation(100, 64, time.Second), randomChain(newRand(1), 1)
+	s.Rotate(now)
+	s.Mark(now.Add(-time.Hour), 0, h, now.Add(-time.Hour))
+	s.Rotate(now.Add(-time.Hour))
+	if !s.Has(0, h[0]) {
+		t.Error("mark is lost")
+	}
+	s.Rotate(now.Add(2 * time.Second))
+	if s.Has(0, h[0]) {
+		t.Error("mark stays")
+	}
+}
+
+func TestForget(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s, h := NewSpeculation(100, 128, time.Second), randomChain(newRand(1), 10)
+	for _, col := range []int{70, 71} {
+		s.Mark(now, col, h, now)
+		s.Mark(now, col, h, now.Add(time.Second))
+	}
+	s.Forget(70)
+	for _, x := range h {
+		if s.Has(70, x) || !s.Has(71, x) {
+			t.Fatalf("column 70: %v, want false; column 71: %v, want true", s.Has(70, x), s.Has(71, x))
+		}
+	}
+}
+
+// TestSpeculationUnderConcurrency has pickers mark and match while the loop rotates and forgets.
+func TestSpeculationUnderConcurrency(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := NewSpeculation(2000, 64, time.Hour)
+	l := load[64]()
+	kept := l.chains[0][:100]
+	s.Mark(start, 0, kept, start)
+	var wg sync.WaitGroup
+	for i := range 3 {
+		wg.Go(func() {
+			var x Matcher
+			out, digest := make([]int32, 64), make([]int32, 64)
+			for q, chain := range l.chains[:50] {
+				s.Mark(start, 1+i, chain[:200], start.Add(time.Duration(q)*time.Minute))
+				x.MatchBoth(l.matrix, s, l.chains[0], nil, nil, out, digest)
+				if out[0] < 100 {
+					t.Errorf("matched %d blocks where 100 are marked", out[0])
+					return
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for range 50 {
+			s.Rotate(start.Add(time.Minute))
+			s.Forget(60)
+		}
+	})
+	wg.Wait()
+}

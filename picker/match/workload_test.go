@@ -1,0 +1,176 @@
+package match
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/gossip/bloom"
+	"github.com/grapevine-llm/grapevine/test/indexworkload"
+)
+
+// loaded is workload W in a matrix, with and without holes.
+type loaded struct {
+	*indexworkload.Workload
+	matrix, holed *bloom.Matrix
+	holes         map[indexworkload.Residency]int
+	queries       []indexworkload.Query
+	chains        [][]blockhash.Hash
+}
+
+// load makes the standard workload for 64 or 1,000 pods, once each, with 8 filter bits a block.
+var load = map[int]func() *loaded{
+	64:   sync.OnceValue(func() *loaded { return loadWorkload(64) }),
+	1000: sync.OnceValue(func() *loaded { return loadWorkload(1000) }),
+}
+
+func loadWorkload(pods int) *loaded {
+	w := indexworkload.New(indexworkload.Standard(pods))
+	l := &loaded{Workload: w, queries: w.Queries(1000)}
+	for _, q := range l.queries {
+		l.chains = append(l.chains, hashes(q.Chain))
+	}
+	_, l.holes = w.Holes()
+	g := bloom.GeometryFor(w.Capacity, 8)
+	l.matrix, l.holed = bloom.NewMatrix(g, pods), bloom.NewMatrix(g, pods)
+	filter := bloom.NewCounting(g)
+	for pod := range pods {
+		filter.Reset()
+		for _, e := range w.PodEvents(pod) {
+			for _, b := range e.Blocks {
+				filter.Add(blockhash.Hash(b.Seq))
+			}
+		}
+		setColumn(l.matrix, pod, filter)
+		// An agent leaves out what lies behind a hole.
+		for d := range w.Documents {
+			if at, ok := l.holes[indexworkload.Residency{Document: d, Pod: pod}]; ok {
+				for _, b := range w.Document(d, w.Depth[d][pod])[at:] {
+					filter.Remove(blockhash.Hash(b.Seq))
+				}
+			}
+		}
+		setColumn(l.holed, pod, filter)
+	}
+	return l
+}
+
+func setColumn(m *bloom.Matrix, col int, f *bloom.Counting) {
+	for bucket, word := range f.Words() {
+		m.SetBits(col, uint32(bucket), word)
+	}
+}
+
+func hashes(blocks []indexworkload.Block) []blockhash.Hash {
+	out := make([]blockhash.Hash, len(blocks))
+	for i, b := range blocks {
+		out[i] = blockhash.Hash(b.Seq)
+	}
+	return out
+}
+
+// TestWorkload reports how often answers and picks are wrong, and bounds it.
+func TestWorkload(t *testing.T) {
+	for _, pods := range []int{64, 1000} {
+		if pods > 64 && testing.Short() {
+			continue
+		}
+		l := load[pods]()
+		for _, c := range []struct {
+			name   string
+			matrix *bloom.Matrix
+			truth  func(q indexworkload.Query, pod int) int
+		}{
+			{"whole", l.matrix, l.Match},
+			{"holes", l.holed, func(q indexworkload.Query, pod int) int { return l.MatchWithHoles(q, pod, l.holes) }},
+		} {
+			var x Matcher
+			out := make([]int32, c.matrix.Columns())
+			over, under, far, picks, lost := 0, 0, 0, 0, 0
+			for i, q := range l.queries {
+				x.Match(c.matrix, l.chains[i], nil, nil, out)
+				best, chosen := 0, 0
+				for pod := range pods {
+					truth := c.truth(q, pod)
+					best = max(best, truth)
+					switch got := int(out[pod]); {
+					case got < truth:
+						under++
+					case got > truth:
+						over++
+						if got > truth+3 {
+							far++
+						}
+					}
+					if out[pod] > out[chosen] {
+						chosen = pod
+					}
+				}
+				if truth := c.truth(q, chosen); truth != best {
+					picks++
+					lost += best - truth
+				}
+			}
+			answers := len(l.queries) * pods
+			t.Logf("%d pods, %s: of %d answers %d over (%.2f %%), %d of them by more than 3 blocks, %d under; %d of %d picks wrong, costing %d blocks",
+				pods, c.name, answers, over, 100*float64(over)/float64(answers), far, under, picks, len(l.queries), lost)
+			if under != 0 {
+				t.Errorf("%d answers are too low", under)
+			}
+			if float64(over) > 0.05*float64(answers) {
+				t.Errorf("%d of %d answers are too high", over, answers)
+			}
+		}
+	}
+}
+
+// walkAll is the linear walk over all columns, for comparison.
+func walkAll(m *bloom.Matrix, chain []blockhash.Hash, out []int32) {
+	for word := range m.WordsPerRow() {
+		left := ^uint64(0)
+		for i, h := range chain {
+			held := left & m.Test(h, word)
+			scatter(out[64*word:][:64], left&^held, int32(i))
+			if left = held; left == 0 {
+				break
+			}
+		}
+		scatter(out[64*word:][:64], left, int32(len(chain)))
+	}
+}
+
+func BenchmarkMatch2000x64(b *testing.B)   { benchmark(b, 64) }
+func BenchmarkMatch2000x1000(b *testing.B) { benchmark(b, 1000) }
+
+func benchmark(b *testing.B, pods int) {
+	l := load[pods]()
+	for _, c := range []struct {
+		name   string
+		matrix *bloom.Matrix
+	}{{"whole", l.matrix}, {"holes", l.holed}} {
+		b.Run(c.name, func(b *testing.B) {
+			var x Matcher
+			out := make([]int32, c.matrix.Columns())
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				x.Match(c.matrix, l.chains[i], nil, nil, out)
+				if i++; i == len(l.chains) {
+					i = 0
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N), "ns/query")
+		})
+	}
+	b.Run("walk", func(b *testing.B) {
+		out := make([]int32, l.matrix.Columns())
+		i := 0
+		for b.Loop() {
+			walkAll(l.matrix, l.chains[i], out)
+			if i++; i == len(l.chains) {
+				i = 0
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N), "ns/query")
+	})
+}
