@@ -16,7 +16,7 @@ const maxPosition = bloom.MaxBuckets*64 - 1
 // appendPositions encodes an ascending list without repeats.
 func appendPositions(dst []byte, list []uint32) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(list)))
-	k := riceParameter(list)
+	k, _ := rice(list)
 	dst = append(dst, k)
 	var acc uint64 // bits not yet written, the first in the lowest bit
 	var n uint     // how many; below 8 between codes
@@ -49,25 +49,36 @@ func appendPositions(dst []byte, list []uint32) []byte {
 	return dst
 }
 
-// riceParameter picks the cheapest parameter near the logarithm of the mean gap.
-func riceParameter(list []uint32) uint8 {
+// PositionsBytes returns the size of an encoded position list without its tag and
+// length, so that a publisher can fill a packet.
+func PositionsBytes(list []uint32) int {
 	if len(list) == 0 {
 		return 0
 	}
+	_, n := rice(list)
+	return (bits.Len(uint(len(list)))+6)/7 + 1 + int(n+7)/8
+}
+
+// rice picks the cheapest parameter near the logarithm of the mean gap, and says
+// how many bits the list then takes.
+func rice(list []uint32) (parameter uint8, bitCount uint64) {
+	if len(list) == 0 {
+		return 0, 0
+	}
 	mean := (uint64(list[len(list)-1]) + 1) / uint64(len(list))
 	guess := max(bits.Len64(mean)-1, 0)
-	best, bestBits := 0, uint64(1<<63)
+	bitCount = 1 << 63
 	for k := max(guess-1, 0); k <= min(guess+1, maxRice); k++ {
-		total, next := uint64(0), uint32(0)
+		total, next := uint64(k+1)*uint64(len(list)), uint32(0)
 		for _, p := range list {
 			total += uint64((p - next) >> k)
 			next = p + 1
 		}
-		if total += uint64(k+1) * uint64(len(list)); total < bestBits {
-			best, bestBits = k, total
+		if total < bitCount {
+			parameter, bitCount = uint8(k), total
 		}
 	}
-	return uint8(best)
+	return parameter, bitCount
 }
 
 // positions reads a list that fills the rest of the field.

@@ -38,6 +38,9 @@ func TestPositions(t *testing.T) {
 	for name, want := range lists {
 		t.Run(name, func(t *testing.T) {
 			b := appendPositions(nil, want)
+			if n := PositionsBytes(want); n != len(b) {
+				t.Errorf("%d bytes announced, %d written", n, len(b))
+			}
 			in := reader{b: b}
 			got := in.positions()
 			if in.err != nil {
