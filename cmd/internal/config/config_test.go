@@ -202,6 +202,7 @@ func TestFaults(t *testing.T) {
 		{"plain", errors.New("x"), []Fault{{Problem: "x"}}},
 		{"wrapped plain keeps its context", fmt.Errorf("a: %w", errors.New("b")), []Fault{{Problem: "a: b"}}},
 		{"wrapped joined", fmt.Errorf("a: %w", errors.Join(detail, errors.New("b"))), []Fault{{"f", "v", "p", "r"}, {Problem: "b"}}},
+		{"our own", errors.Join(Fault{"f", "v", "p", "r"}), []Fault{{"f", "v", "p", "r"}}},
 		{"nested", errors.Join(errors.Join(detail), detail), []Fault{{"f", "v", "p", "r"}, {"f", "v", "p", "r"}}},
 	}
 	for _, tt := range tests {

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// Fault is one thing wrong with a configuration.
+// Fault is one thing wrong with a configuration. It is an error, so that the
+// Validate of a binary may return it.
 type Fault struct {
 	Field   string // as in the file, e.g. "hold.max"; "" if it is about several
 	Value   string // as given
@@ -13,7 +14,7 @@ type Fault struct {
 	Remedy  string // what to do
 }
 
-func (f Fault) String() string {
+func (f Fault) Error() string {
 	var b strings.Builder
 	if f.Field != "" {
 		b.WriteString(f.Field)
@@ -49,7 +50,7 @@ func (e *Error) Error() string {
 	}
 	for _, f := range e.Faults {
 		b.WriteString("\n  ")
-		b.WriteString(f.String())
+		b.WriteString(f.Error())
 	}
 	return b.String()
 }
@@ -70,6 +71,8 @@ func Faults(err error) []Fault {
 	switch e := err.(type) {
 	case nil:
 		return nil
+	case Fault:
+		return []Fault{e}
 	case *Error:
 		return e.Faults
 	case detailed:
