@@ -78,6 +78,9 @@ type Request struct {
 	index     int           // in the heap
 }
 
+// Admitted reports whether r has left the queue. Only for the scheduler's owner.
+func (r *Request) Admitted() bool { return r.admitted }
+
 type state uint8
 
 const (

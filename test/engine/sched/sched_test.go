@@ -340,15 +340,20 @@ func BenchmarkDecodeEvent(b *testing.B) {
 	cfg.StreamInterval = 12
 	s := New(cfg)
 	for i := range 30 {
-		s.Submit(0, ask(i*10_000, 2000, 1<<16))
+		s.Submit(0, ask(i*10_000, 2000, 4096))
 	}
-	s.Advance(time.Minute)
+	s.Advance(10 * time.Second)
 	b.ReportAllocs()
 	for b.Loop() {
 		due, ok := s.Next()
 		if !ok {
 			b.Fatal("idle")
 		}
-		s.Advance(due)
+		out, _ := s.Advance(due)
+		for _, p := range out {
+			if p.Reason != "" {
+				s.Submit(due, ask(0, 2000, 4096))
+			}
+		}
 	}
 }
