@@ -76,7 +76,7 @@ func decodeDuration(text string) (reflect.Value, error) {
 }
 
 // decodeMany reads slices and maps. Text is split at commas, for maps each item
-// at its last equals sign (names of models may hold one, numbers don't).
+// at its first equals sign; what needs more is written in the file.
 func decodeMany(raw any, t reflect.Type) (reflect.Value, error) {
 	if text, ok := raw.(string); ok {
 		var items []any
@@ -90,11 +90,11 @@ func decodeMany(raw any, t reflect.Type) (reflect.Value, error) {
 		}
 		pairs := make(map[string]any, len(items))
 		for _, item := range items {
-			at := strings.LastIndexByte(item.(string), '=')
-			if at <= 0 {
+			name, value, ok := strings.Cut(item.(string), "=")
+			if !ok || name == "" {
 				return reflect.Value{}, errors.New("has an item without a name; write name=value,name=value")
 			}
-			pairs[item.(string)[:at]] = item.(string)[at+1:]
+			pairs[name] = value
 		}
 		return decodeMap(pairs, t)
 	}
