@@ -66,6 +66,7 @@ func TestPrefillFit(t *testing.T) {
 		{"noise", 200, any, 0.15, 0, allSizes, 0.15},
 		{"a third beside others", 300, any, 0.05, 0.33, allSizes, 0.20},
 		{"small ones only, asked within", 100, small, 0.1, 0, [][2]int{{100, 0}, {100, 8000}, {400, 4000}}, 0.30},
+		{"one size, asked for another", 50, func(*rand.Rand) (int, int) { return 500, 0 }, 0.1, 0, [][2]int{{500, 0}, {1000, 0}, {4000, 0}}, 0.5},
 		{"three", 3, any, 0.05, 0, [][2]int{{2000, 0}, {8000, 0}}, 0.8},
 	}
 	for _, tt := range tests {
@@ -133,17 +134,24 @@ func TestPrefillFitFollowsChange(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	f := NewPrefillFit()
 	now := t0
-	feed := func(e engine, n int) {
+	feed := func(e engine, n int, largest float64) {
 		for range n {
 			now = now.Add(2 * time.Second)
-			size := int(math.Exp(r.Float64()*5 + 5))
+			size := int(math.Exp(5 + r.Float64()*(math.Log(largest)-5)))
 			f.Observe(now, 1, size, 0, time.Duration(e.seconds(size, 0)*1e9))
 		}
 	}
-	feed(before, 300)
-	feed(after, 300)
+	feed(before, 300, 20000)
+	feed(after, 300, 20000)
 	if miss := missOf(f.Cost(), after, [][2]int{{500, 0}, {4000, 0}, {16000, 0}}); miss > 0.1 {
 		t.Errorf("misses by %.0f %%: %+v", miss*100, f.Cost())
+	}
+	// Hours later and slower again, with no large ones to show it.
+	now = now.Add(3 * time.Hour)
+	last := engine{0.02, 2e-4, 3e-10}
+	feed(last, 40, 2000)
+	if miss := missOf(f.Cost(), last, [][2]int{{500, 0}, {2000, 0}, {16000, 0}}); miss > 0.2 {
+		t.Errorf("old large ones still count, misses by %.0f %%: %+v", miss*100, f.Cost())
 	}
 }
 

@@ -96,7 +96,7 @@ func TestTrackerLearnsDecode(t *testing.T) {
 	tr := NewTracker()
 	var c Counters
 	now := t0
-	for i := range 40 {
+	for i := range 120 {
 		s := sampleOf(1, c)
 		s.Ranks[0].Running = 4
 		s.Ranks[0].KVUsage = float64(i%10) / 10
@@ -105,7 +105,7 @@ func TestTrackerLearnsDecode(t *testing.T) {
 		// The next window holds as much as the mean of its ends.
 		used := (float64(i%10) + float64((i+1)%10)) / 20 * 160000
 		c.InterToken = Sum{c.InterToken.Sum + 20*(0.01+5e-8*used), c.InterToken.Count + 20}
-		if i%7 == 0 {
+		if i%3 != 0 {
 			c.PromptTokens += 1000 // a prefill: this window is left out
 			c.InterToken.Sum += 3
 		}
