@@ -119,13 +119,17 @@ const maxGroups = 8
 // isReport recognises the report of a reused prefix (vLLM's kv_cache_report_mode
 // "full"), which has the shape of a store from block 0. The blocks are all held, and
 // the new blocks of the same request follow in the batch: a real store would have
-// reported both parts as one run.
+// reported both parts as one run. A single block is not enough: a prompt of exactly
+// one block is stored again each time it is sent.
 func (s *Set) isReport(ev *kvevent.Stored, rest []kvevent.Event) bool {
 	if ev.HasParent {
 		return false
 	}
 	if s.cfg.FullReports {
 		return true
+	}
+	if len(ev.Hashes) < 2 {
+		return false
 	}
 	for _, h := range ev.Hashes {
 		if e := s.byHash[h]; e == 0 || s.entries[e].gpu == 0 {
