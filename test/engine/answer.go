@@ -121,7 +121,7 @@ func (x *exchange) serve(r *http.Request) {
 	}
 	if x.req.Stream {
 		if x.req.StreamOptions.IncludeUsage {
-			x.chunk(map[string]any{"choices": []any{}, "usage": x.usage()})
+			x.chunk()
 		}
 		_, _ = x.w.Write([]byte("data: [DONE]\n\n"))
 		return
@@ -151,53 +151,99 @@ func milliseconds(d time.Duration) string {
 	return strconv.FormatFloat(max(0, d.Seconds()*1000), 'f', 3, 64)
 }
 
+// body is an answer or one chunk of a stream, of either endpoint.
+type body struct {
+	ID        string      `json:"id"`
+	Object    string      `json:"object"`
+	Created   int64       `json:"created"`
+	Model     string      `json:"model"`
+	Choices   []choiceOut `json:"choices"`
+	Usage     *usage      `json:"usage,omitempty"`
+	PromptIDs []uint32    `json:"prompt_token_ids,omitempty"` // chat, on return_token_ids
+}
+
+type choiceOut struct {
+	Index        int           `json:"index"`
+	Message      *message      `json:"message,omitempty"` // chat
+	Delta        *message      `json:"delta,omitempty"`   // chat, streamed
+	Text         *string       `json:"text,omitempty"`    // completions
+	Logprobs     *struct{}     `json:"logprobs"`
+	FinishReason *sched.Reason `json:"finish_reason"`
+	StopReason   *struct{}     `json:"stop_reason"`
+	TokenIDs     []uint32      `json:"token_ids,omitempty"`        // on return_token_ids
+	PromptIDs    []uint32      `json:"prompt_token_ids,omitempty"` // completions, on return_token_ids
+}
+
+type message struct {
+	Role    string `json:"role,omitempty"`
+	Content string `json:"content"`
+}
+
+type usage struct {
+	Prompt     int `json:"prompt_tokens"`
+	Completion int `json:"completion_tokens"`
+	Total      int `json:"total_tokens"`
+	Details    struct {
+		Cached int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+}
+
+func (x *exchange) body(object string) body {
+	model := x.req.Model
+	if model == "" {
+		model = x.e.cfg.Model
+	}
+	return body{ID: x.id, Object: object, Created: x.created, Model: model, Choices: []choiceOut{}}
+}
+
 // event streams one progress of choice i.
 func (x *exchange) event(i int, p sched.Progress) {
 	x.sendHeaders(x.jobs[i])
-	c := &x.choices[i]
-	text := x.e.cfg.Tokenizer.Decode(p.Tokens)
-	var reason any
+	first := !x.choices[i].told
+	x.choices[i].told = true
+	out := choiceOut{Index: i}
 	if p.Reason != "" {
-		reason = p.Reason
+		out.FinishReason = &p.Reason
 	}
-	out := map[string]any{"index": i, "logprobs": nil, "finish_reason": reason}
 	if x.req.ReturnTokenIDs {
-		out["token_ids"] = p.Tokens
+		out.TokenIDs = p.Tokens
 	}
-	envelope := map[string]any{"choices": []any{out}}
-	first := !c.told
-	c.told = true
+	text := x.e.cfg.Tokenizer.Decode(p.Tokens)
 	if !x.chat {
-		out["text"], out["stop_reason"] = text, nil
+		out.Text = &text
 		if first && x.req.ReturnTokenIDs {
-			out["prompt_token_ids"] = x.promptIDs(i)
+			out.PromptIDs = x.jobs[i].prompt
 		}
-		x.chunk(envelope)
+		x.chunk(out)
 		return
 	}
 	if first {
 		// As vLLM: the role goes out in a chunk of its own when the first token is there.
-		role := map[string]any{
-			"choices": []any{map[string]any{
-				"index": i, "delta": map[string]any{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil,
-			}},
-		}
+		role := x.body("chat.completion.chunk")
+		role.Choices = []choiceOut{{Index: i, Delta: &message{Role: "assistant"}}}
 		if x.req.ReturnTokenIDs {
-			role["prompt_token_ids"] = x.promptIDs(i)
+			role.PromptIDs = x.jobs[i].prompt
 		}
-		x.chunk(role)
+		x.write(role)
 	}
-	out["delta"] = map[string]any{"content": text}
-	x.chunk(envelope)
+	out.Delta = &message{Content: text}
+	x.chunk(out)
 }
 
-// chunk writes one event of the stream.
-func (x *exchange) chunk(v map[string]any) {
+// chunk writes one event with these choices; without any it carries the usage.
+func (x *exchange) chunk(choices ...choiceOut) {
 	object := "text_completion"
 	if x.chat {
 		object = "chat.completion.chunk"
 	}
-	x.label(v, object)
+	v := x.body(object)
+	if v.Choices = append(v.Choices, choices...); len(choices) == 0 {
+		v.Usage = x.usage()
+	}
+	x.write(v)
+}
+
+func (x *exchange) write(v body) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		panic(fmt.Sprintf("engine: encode chunk: %v", err)) // plain values only
@@ -205,69 +251,53 @@ func (x *exchange) chunk(v map[string]any) {
 	_, _ = x.w.Write(append(append([]byte("data: "), b...), "\n\n"...))
 }
 
-func (x *exchange) label(v map[string]any, object string) {
-	v["id"], v["object"], v["created"], v["model"] = x.id, object, x.created, x.model()
-}
-
-func (x *exchange) model() string {
-	if x.req.Model != "" {
-		return x.req.Model
-	}
-	return x.e.cfg.Model
-}
-
 // whole is the answer that is not streamed.
-func (x *exchange) whole() map[string]any {
-	choices := make([]any, len(x.choices))
-	for i, c := range x.choices {
-		text := x.e.cfg.Tokenizer.Decode(c.tokens)
-		out := map[string]any{"index": i, "logprobs": nil, "finish_reason": c.reason, "stop_reason": nil}
-		if x.req.ReturnTokenIDs {
-			out["token_ids"] = c.tokens
-		}
-		if x.chat {
-			out["message"] = map[string]any{"role": "assistant", "content": text}
-		} else {
-			out["text"] = text
-			if x.req.ReturnTokenIDs {
-				out["prompt_token_ids"] = x.promptIDs(i)
-			}
-		}
-		choices[i] = out
-	}
-	v := map[string]any{"choices": choices, "usage": x.usage()}
-	if x.chat && x.req.ReturnTokenIDs {
-		v["prompt_token_ids"] = x.promptIDs(0)
-	}
+func (x *exchange) whole() body {
 	object := "text_completion"
 	if x.chat {
 		object = "chat.completion"
 	}
-	x.label(v, object)
+	v := x.body(object)
+	v.Usage = x.usage()
+	for i, c := range x.choices {
+		text := x.e.cfg.Tokenizer.Decode(c.tokens)
+		out := choiceOut{Index: i, FinishReason: &c.reason}
+		if x.req.ReturnTokenIDs {
+			out.TokenIDs = c.tokens
+		}
+		if x.chat {
+			out.Message = &message{Role: "assistant", Content: text}
+		} else {
+			out.Text = &text
+		}
+		if !x.chat && x.req.ReturnTokenIDs {
+			out.PromptIDs = x.jobs[i].prompt
+		}
+		v.Choices = append(v.Choices, out)
+	}
+	if x.chat && x.req.ReturnTokenIDs {
+		v.PromptIDs = x.jobs[0].prompt
+	}
 	return v
 }
 
-func (x *exchange) promptIDs(i int) []uint32 { return x.jobs[i].prompt }
-
 // usage counts each prompt once, and its cached tokens as the last choice saw
 // them: with n > 1 a later choice hits what the first one stored, as in vLLM.
-func (x *exchange) usage() map[string]any {
-	prompt, cached, completion := 0, 0, 0
+func (x *exchange) usage() *usage {
+	var u usage
 	n := 1
 	if x.req.N != nil {
 		n = *x.req.N
 	}
 	for i, j := range x.jobs {
-		completion += len(x.choices[i].tokens)
+		u.Completion += len(x.choices[i].tokens)
 		if (i+1)%n == 0 {
-			prompt += len(j.prompt)
-			cached += j.req.Cached
+			u.Prompt += len(j.prompt)
+			u.Details.Cached += j.req.Cached
 		}
 	}
-	return map[string]any{
-		"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
-		"prompt_tokens_details": map[string]any{"cached_tokens": cached},
-	}
+	u.Total = u.Prompt + u.Completion
+	return &u
 }
 
 // requestID makes an id for a request that came without one.

@@ -4,9 +4,9 @@
 // from the prompt's hash, and timed by arithmetic.
 //
 //	cfg := engine.Default()
-//	cfg.Tokenizer = engine.Tiny()
-//	e, err := engine.New(cfg)  // sockets are open, e.Addr() is known
-//	err = e.Run(ctx)           // serves until ctx ends
+//	cfg.Tokenizer, err = engine.Tiny()
+//	e, err := engine.New(cfg) // sockets are open, e.Addr() is known
+//	err = e.Run(ctx)          // serves until ctx ends
 //
 // What is true to vLLM (0.32 by default): which prompts hit how many tokens, which
 // blocks are evicted when, hashes, event bytes, replay, the last-token rule, the

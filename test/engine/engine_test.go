@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/grapevine-llm/grapevine/picker/prompt/chat"
 	"github.com/grapevine-llm/grapevine/test/engine/pool"
 	"github.com/grapevine-llm/grapevine/test/engine/zmqpub"
 )
@@ -40,7 +41,7 @@ func (bytesTokenizer) Decode(ids []uint32) string {
 	return string(out)
 }
 
-func (bytesTokenizer) Render(c Chat) (string, error) {
+func (bytesTokenizer) Render(c chat.Request) (string, error) {
 	var messages []struct{ Role, Content string }
 	if err := json.Unmarshal(c.Messages, &messages); err != nil {
 		return "", err
@@ -546,7 +547,7 @@ func TestMetrics(t *testing.T) {
 		"vllm:time_to_first_token_seconds_count" + of + " 2", "vllm:request_prefill_kv_computed_tokens_sum" + of + " 104",
 		`vllm:request_success_total{engine="1",finished_reason="length",model_name="tiny"} 2`,
 		`block_size="16"`, `num_gpu_blocks="1000"`, "process_start_time_seconds 1.", "vllm:lora_requests_info{",
-		`vllm:num_requests_running{engine="0"`,
+		`vllm:request_prefill_time_seconds_sum{engine="0",model_name="tiny"} 0`,
 	} {
 		if !strings.Contains(m, want) {
 			t.Errorf("metrics lack %s", want)
@@ -594,11 +595,11 @@ func TestControl(t *testing.T) {
 	c.call("POST", "/v1/completions", `{"prompt":"abc","max_tokens":2}`, nil)
 	var st Stats
 	c.call("GET", "/debug/stats", "", &st)
-	if len(st.Ranks) != 2 || st.Ranks[0].Admitted != 1 || st.Ranks[0].PrefillSeconds <= 0.02 {
+	if len(st.Ranks) != 2 || st.Requests != 1 || st.Ranks[0].Requests != 1 || st.PrefillSeconds <= 0.02 || st.FullPrefillSeconds != st.PrefillSeconds {
 		t.Errorf("stats %+v", st.Ranks)
 	}
-	if len(st.Requests) != 1 || st.Requests[0].ID != "cmpl-r-1" || st.Requests[0].PromptTokens != 3 || st.Requests[0].TTFTMillis < 20 {
-		t.Errorf("history %+v", st.Requests)
+	if len(st.Latest) != 1 || st.Latest[0].ID != "cmpl-r-1" || st.Latest[0].PromptTokens != 3 || st.Latest[0].TTFTMillis < 20 {
+		t.Errorf("history %+v", st.Latest)
 	}
 }
 

@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/grapevine-llm/grapevine/test/engine/sched"
 	"github.com/grapevine-llm/grapevine/test/engine/zmqpub"
 )
 
@@ -158,6 +156,7 @@ func (e *Engine) loadAdapter(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
+	e.cfg.Logger.Info("loaded adapter", "name", body.Name, "path", body.Path)
 	fmt.Fprintf(w, "Success: LoRA adapter '%s' added successfully.", body.Name)
 }
 
@@ -171,6 +170,7 @@ func (e *Engine) unloadAdapter(w http.ResponseWriter, r *http.Request) {
 		writeError(w, &apiError{http.StatusNotFound, fmt.Sprintf("The lora adapter '%s' cannot be found.", body.Name)})
 		return
 	}
+	e.cfg.Logger.Info("unloaded adapter", "name", body.Name)
 	fmt.Fprintf(w, "Success: LoRA adapter '%s' removed successfully.", body.Name)
 }
 
@@ -181,6 +181,7 @@ func (e *Engine) resetCache(w http.ResponseWriter, r *http.Request) {
 	for _, rank := range e.ranks {
 		ok = rank.reset(preempt) && ok
 	}
+	e.cfg.Logger.Info("reset prefix cache", "success", ok, "preempt", preempt)
 	writeJSON(w, http.StatusOK, map[string]any{"success": ok})
 }
 
@@ -197,6 +198,7 @@ func (e *Engine) fallAsleep(w http.ResponseWriter, r *http.Request) {
 	for _, rank := range e.ranks {
 		rank.sleep()
 	}
+	e.cfg.Logger.Info("fell asleep", "level", level)
 }
 
 func (e *Engine) wakeUp(http.ResponseWriter, *http.Request) {
@@ -204,6 +206,7 @@ func (e *Engine) wakeUp(http.ResponseWriter, *http.Request) {
 	for _, rank := range e.ranks {
 		rank.wake()
 	}
+	e.cfg.Logger.Info("woke up")
 }
 
 // eventSources is where vLLM 0.31 and later tell a sidecar of their publishers.
@@ -223,38 +226,4 @@ func (e *Engine) eventSources(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	writeJSON(w, http.StatusOK, out)
-}
-
-// Stats is what really happened, for tests to compare with what others believe.
-type Stats struct {
-	Ranks []RankStats `json:"ranks"`
-	// Requests are the latest 4,096 that got a first token, oldest first.
-	Requests []RequestStats `json:"requests"`
-}
-
-// RankStats are the counters of one rank.
-type RankStats struct {
-	Rank int `json:"rank"`
-	sched.Stats
-	PrefillSeconds float64 `json:"prefill_seconds"` // spent, on the emulated clock
-}
-
-// RequestStats is one request as the engine saw it.
-type RequestStats struct {
-	ID           string    `json:"id"`
-	Rank         int       `json:"rank"`
-	PromptTokens int       `json:"prompt_tokens"`
-	CachedTokens int       `json:"cached_tokens"`
-	Arrival      time.Time `json:"arrival"` // real time
-	TTFTMillis   float64   `json:"ttft_ms"` // emulated
-}
-
-// Stats returns the truth about all ranks.
-func (e *Engine) Stats() Stats {
-	out := Stats{Requests: e.history.list()}
-	for i, r := range e.ranks {
-		st := r.stats()
-		out.Ranks = append(out.Ranks, RankStats{Rank: i, Stats: st, PrefillSeconds: st.PrefillTime.Seconds()})
-	}
-	return out
 }

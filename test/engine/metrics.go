@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,6 +31,9 @@ func newMetrics(e *Engine) *metrics {
 	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
 		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "vllm:" + name, Help: help, Buckets: buckets},
 			[]string{"model_name", "engine"})
+		for rank := range e.cfg.Ranks { // shown as 0 from the start, as in vLLM
+			h.WithLabelValues(e.cfg.Model, strconv.Itoa(rank))
+		}
 		m.registry.MustRegister(h)
 		return h
 	}
@@ -46,6 +48,11 @@ func newMetrics(e *Engine) *metrics {
 	m.computed = histogram("request_prefill_kv_computed_tokens", "New tokens of a prefill.", size)
 	m.success = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Finished requests."},
 		[]string{"model_name", "engine", "finished_reason"})
+	for rank := range e.cfg.Ranks {
+		for _, reason := range []sched.Reason{sched.Stop, sched.Length, sched.Abort} {
+			m.success.WithLabelValues(e.cfg.Model, strconv.Itoa(rank), string(reason))
+		}
+	}
 	m.registry.MustRegister(m.success, snapshot{e})
 	return m
 }
@@ -157,32 +164,4 @@ func joined(names map[string]bool) string {
 	}
 	slices.Sort(out)
 	return strings.Join(out, ",")
-}
-
-// history is a ring of the latest requests.
-type history struct {
-	mu   sync.Mutex // guards the fields below
-	ring []RequestStats
-	next int
-}
-
-const historySize = 4096
-
-func (h *history) add(r RequestStats) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.ring) < historySize {
-		h.ring = append(h.ring, r)
-		return
-	}
-	h.ring[h.next] = r
-	h.next = (h.next + 1) % historySize
-}
-
-// list returns the requests, oldest first.
-func (h *history) list() []RequestStats {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := make([]RequestStats, 0, len(h.ring))
-	return append(append(out, h.ring[h.next:]...), h.ring[:h.next]...)
 }

@@ -10,10 +10,14 @@ import (
 	"github.com/grapevine-llm/grapevine/test/engine/zmqpub"
 )
 
-// leastSleep is how long a rank sleeps at least between two wake-ups by its own
-// clock: many events of one step then cost one wake-up. Emulated times are not
-// affected, they are those at which events were due.
-const leastSleep = time.Millisecond
+// A rank sleeps at least this long (real time) before it looks at its clock again
+// for the end of a prefill, or for tokens of streams, so that many events cost
+// one wake-up. Emulated times are not affected: they are those at which events
+// were due.
+const (
+	prefillSleep = time.Millisecond
+	decodeSleep  = 5 * time.Millisecond
+)
 
 // rank is one engine core (data-parallel rank): a scheduler, its clock, and the
 // publisher of its events. All methods may be called concurrently.
@@ -132,14 +136,22 @@ func (r *rank) run(ctx context.Context) {
 		}
 		r.mu.Lock()
 		now := r.advance()
-		due, ok := r.sched.Next()
+		prefill, decode := r.sched.Next()
 		r.mu.Unlock()
-		if !ok {
+		if prefill == sched.Never && decode == sched.Never {
 			timer.Stop()
 			continue
 		}
-		timer.Reset(max(leastSleep, time.Duration(float64(due-now)/r.speedup)+1)) // +1: never just before
+		timer.Reset(min(r.sleepUntil(prefill, now, prefillSleep), r.sleepUntil(decode, now, decodeSleep)))
 	}
+}
+
+// sleepUntil is the real time to sleep for an event, rounded up.
+func (r *rank) sleepUntil(due, now, least time.Duration) time.Duration {
+	if due == sched.Never {
+		return sched.Never
+	}
+	return max(least, time.Duration(float64(due-now)/r.speedup)+1)
 }
 
 // do runs f on the scheduler at the current emulated time.

@@ -52,7 +52,7 @@ func TestSpeedup(t *testing.T) {
 			j := newJob(0, 32_000, 801)
 			r.submit(j)
 			<-j.ready
-			slack := 2 * leastSleep
+			slack := decodeSleep + time.Millisecond
 			want := time.Duration(float64(cfg.Clock.Prefill(32_000, 0)) / speedup)
 			if got := time.Since(start); got < want || got > want+slack {
 				t.Errorf("x%g: first token after %v, want %v", speedup, got, want)
@@ -90,7 +90,7 @@ func TestWakeUps(t *testing.T) {
 		time.Sleep(200 * time.Millisecond) // all prefills are over
 		wakes, events := 0, 0
 		for start := time.Now(); time.Since(start) < time.Second; {
-			time.Sleep(leastSleep)
+			time.Sleep(time.Millisecond)
 			synctest.Wait()
 			got := 0
 			for _, j := range jobs {
@@ -101,7 +101,7 @@ func TestWakeUps(t *testing.T) {
 				wakes++
 			}
 		}
-		if wakes > 1000 || events < 5000 {
+		if wakes > 200 || events < 5000 {
 			t.Errorf("%d events in %d wake-ups", events, wakes)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"math"
 	"net/http"
 
+	"github.com/grapevine-llm/grapevine/picker/prompt/chat"
 	"github.com/grapevine-llm/grapevine/test/engine/pool"
 	"github.com/grapevine-llm/grapevine/test/engine/sched"
 )
@@ -28,13 +29,15 @@ type request struct {
 	StreamOptions struct {
 		IncludeUsage bool `json:"include_usage"`
 	} `json:"stream_options"`
-	IgnoreEOS           bool                       `json:"ignore_eos"`
-	CacheSalt           string                     `json:"cache_salt"`
-	PromptLogprobs      *int                       `json:"prompt_logprobs"`
-	ReturnTokenIDs      bool                       `json:"return_token_ids"`
-	AddGenerationPrompt *bool                      `json:"add_generation_prompt"`
-	ContinueFinal       bool                       `json:"continue_final_message"`
-	TemplateKwargs      map[string]json.RawMessage `json:"chat_template_kwargs"`
+	IgnoreEOS           bool            `json:"ignore_eos"`
+	CacheSalt           string          `json:"cache_salt"`
+	PromptLogprobs      *int            `json:"prompt_logprobs"`
+	ReturnTokenIDs      bool            `json:"return_token_ids"`
+	AddGenerationPrompt *bool           `json:"add_generation_prompt"`
+	ContinueFinal       bool            `json:"continue_final_message"`
+	TemplateKwargs      json.RawMessage `json:"chat_template_kwargs"`
+	Documents           json.RawMessage `json:"documents"`
+	ReasoningEffort     string          `json:"reasoning_effort"`
 	KVTransfer          struct {
 		PromptTokenIDs []uint32 `json:"prompt_token_ids"`
 	} `json:"kv_transfer_params"`
@@ -157,8 +160,8 @@ func decode(w http.ResponseWriter, r *http.Request, into any) error {
 }
 
 // prompts resolves the request to token ids, one list a prompt.
-func (e *Engine) prompts(r *request, chat bool) ([][]uint32, error) {
-	if !chat {
+func (e *Engine) prompts(r *request, isChat bool) ([][]uint32, error) {
+	if !isChat {
 		out := r.Prompt.ids
 		for _, t := range r.Prompt.texts {
 			out = append(out, e.cfg.Tokenizer.Encode(t))
@@ -186,9 +189,9 @@ func (e *Engine) renderChat(r *request) ([]uint32, error) {
 	if add && r.ContinueFinal {
 		return nil, bad("Cannot set both continue_final_message and add_generation_prompt to True.")
 	}
-	text, err := e.cfg.Tokenizer.Render(Chat{
-		Messages: r.Messages, Tools: r.Tools, AddGenerationPrompt: add,
-		ContinueFinal: r.ContinueFinal, Kwargs: r.TemplateKwargs,
+	text, err := e.cfg.Tokenizer.Render(chat.Request{
+		Messages: r.Messages, Tools: given(r.Tools), Documents: given(r.Documents), Kwargs: given(r.TemplateKwargs),
+		ReasoningEffort: r.ReasoningEffort, AddGenerationPrompt: add, ContinueFinalMessage: r.ContinueFinal,
 	})
 	if err != nil {
 		return nil, bad("render chat template: %v", err)
@@ -196,8 +199,16 @@ func (e *Engine) renderChat(r *request) ([]uint32, error) {
 	return e.cfg.Tokenizer.Encode(text), nil
 }
 
+// given is a field's JSON, nil for null.
+func given(raw json.RawMessage) json.RawMessage {
+	if string(raw) == "null" {
+		return nil
+	}
+	return raw
+}
+
 // jobs turns a request into one job for each prompt and choice, in that order.
-func (e *Engine) jobs(r *request, chat bool, id string) ([]*job, error) {
+func (e *Engine) jobs(r *request, isChat bool, id string) ([]*job, error) {
 	adapter, ok := e.lookUp(r.Model)
 	if !ok {
 		return nil, &apiError{http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist.", r.Model)}
@@ -209,7 +220,7 @@ func (e *Engine) jobs(r *request, chat bool, id string) ([]*job, error) {
 	if n < 1 || n > 64 {
 		return nil, bad("n must be between 1 and 64, got %d.", n)
 	}
-	prompts, err := e.prompts(r, chat)
+	prompts, err := e.prompts(r, isChat)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +234,7 @@ func (e *Engine) jobs(r *request, chat bool, id string) ([]*job, error) {
 			return nil, bad("The prompt is empty: at least one token is needed.")
 		}
 		seed := promptSeed(ids)
-		limit, end, err := e.outputLength(r, chat, len(ids), seed)
+		limit, end, err := e.outputLength(r, isChat, len(ids), seed)
 		if err != nil {
 			return nil, err
 		}
@@ -245,14 +256,14 @@ func (e *Engine) jobs(r *request, chat bool, id string) ([]*job, error) {
 // outputLength is how much the model is going to say. It always runs to
 // max_tokens; without a limit a chat ends by itself and a completion after 16
 // tokens, as the API has it.
-func (e *Engine) outputLength(r *request, chat bool, prompt int, seed uint64) (int, sched.Reason, error) {
+func (e *Engine) outputLength(r *request, isChat bool, prompt int, seed uint64) (int, sched.Reason, error) {
 	room := e.cfg.MaxModelLen - prompt
 	if room < 1 {
 		return 0, "", bad("This model's maximum context length is %d tokens. However, your request has %d input tokens. "+
 			"Please reduce the length of the input messages.", e.cfg.MaxModelLen, prompt)
 	}
 	limit := r.MaxTokens
-	if chat && r.MaxCompletion != nil {
+	if isChat && r.MaxCompletion != nil {
 		limit = r.MaxCompletion
 	}
 	switch {
@@ -263,7 +274,7 @@ func (e *Engine) outputLength(r *request, chat bool, prompt int, seed uint64) (i
 			"%d tokens and your request has %d input tokens.", *limit, e.cfg.MaxModelLen, prompt)
 	case limit != nil:
 		return *limit, sched.Length, nil
-	case !chat:
+	case !isChat:
 		return min(16, room), sched.Length, nil
 	case r.IgnoreEOS || naturalLength(seed) > room:
 		return room, sched.Length, nil

@@ -1,9 +1,10 @@
 package engine
 
 import (
-	"encoding/json"
 	"math/rand/v2"
 	"strings"
+
+	"github.com/grapevine-llm/grapevine/picker/prompt/chat"
 )
 
 // Tokenizer is the model's text side. Safe for concurrent use.
@@ -11,16 +12,7 @@ type Tokenizer interface {
 	Encode(text string) []uint32
 	Decode(ids []uint32) string
 	// Render applies the chat template.
-	Render(Chat) (string, error)
-}
-
-// Chat is what a chat template sees of a request.
-type Chat struct {
-	Messages            json.RawMessage // list of messages
-	Tools               json.RawMessage // list of tools, or empty
-	AddGenerationPrompt bool
-	ContinueFinal       bool
-	Kwargs              map[string]json.RawMessage // chat_template_kwargs
+	Render(chat.Request) (string, error)
 }
 
 // vocabulary are words that a byte-level tokenizer usually has as one token each,

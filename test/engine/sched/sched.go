@@ -99,21 +99,22 @@ type Progress struct {
 	Reason  Reason        // "" while it goes on
 }
 
-// Stats are counters since the start and gauges of now.
+// Stats are counters since the start and gauges of now. Times are emulated.
 type Stats struct {
-	Admitted        int           `json:"admitted"`
-	PromptTokens    int           `json:"prompt_tokens"` // of the admitted
-	CachedTokens    int           `json:"cached_tokens"`
-	ColdPrefills    int           `json:"cold_prefills"` // under a fifth of the prompt was cached
-	GeneratedTokens int           `json:"generated_tokens"`
-	Preemptions     int           `json:"preemptions"`
-	PrefillTime     time.Duration `json:"prefill_time_ns"` // emulated
-	Running         int           `json:"running"`         // the one in prefill included
-	Waiting         int           `json:"waiting"`
-	BlocksUsed      int           `json:"blocks_used"`
-	BlocksUsable    int           `json:"blocks_usable"`
-	BlocksResident  int           `json:"blocks_resident"` // with reusable content
-	Asleep          bool          `json:"asleep"`
+	Admitted        int
+	PromptTokens    int // of the admitted
+	CachedTokens    int
+	ColdPrefills    int // under a fifth of the prompt was cached
+	GeneratedTokens int
+	Preemptions     int
+	PrefillTime     time.Duration // spent
+	FullPrefillTime time.Duration // what the same prompts cost without a cache
+	Running         int           // the one in prefill included
+	Waiting         int
+	BlocksUsed      int // held by running requests
+	BlocksUsable    int
+	BlocksResident  int // with reusable content, held or not
+	Asleep          bool
 }
 
 // Scheduler is one engine core. Not safe for concurrent use.
@@ -157,16 +158,21 @@ func (s *Scheduler) Abort(now time.Duration, r *Request) {
 	s.start(now)
 }
 
-// Next is the time of the next event, if one is to come without a call.
-func (s *Scheduler) Next() (time.Duration, bool) {
-	due := time.Duration(math.MaxInt64)
+// Never is the time of an event that does not come without a call.
+const Never = time.Duration(math.MaxInt64)
+
+// Next is when the chunk in prefill ends and when the next tokens of a decoding
+// request are due. The caller may be late for the second, to carry out several at
+// once: only their delivery is late then.
+func (s *Scheduler) Next() (prefill, decode time.Duration) {
+	prefill, decode = Never, Never
 	if s.prefill != nil {
-		due = s.prefill.due
+		prefill = s.prefill.due
 	}
 	if len(s.running) > 0 {
-		due = min(due, s.running[0].due)
+		decode = s.running[0].due
 	}
-	return due, due != math.MaxInt64
+	return prefill, decode
 }
 
 // Advance carries out what is due by now, in order of time. The KV events are
@@ -174,15 +180,15 @@ func (s *Scheduler) Next() (time.Duration, bool) {
 func (s *Scheduler) Advance(now time.Duration) (out []Progress, events []pool.Event) {
 	stepped := false
 	for {
-		due, ok := s.Next()
-		if !ok || due > now {
+		prefill, decode := s.Next()
+		if min(prefill, decode) > now {
 			break
 		}
 		stepped = true
-		if s.prefill != nil && s.prefill.due == due {
-			out = s.endChunk(due, out)
+		if prefill <= decode {
+			out = s.endChunk(prefill, out)
 		} else {
-			out = s.decode(due, out)
+			out = s.decode(decode, out)
 		}
 	}
 	if stepped {
@@ -209,6 +215,7 @@ func (s *Scheduler) start(now time.Duration) {
 		s.stats.Admitted++
 		s.stats.PromptTokens += r.Prompt
 		s.stats.CachedTokens += cached
+		s.stats.FullPrefillTime += s.cfg.Clock.Prefill(r.Prompt, 0)
 		if 5*cached < r.Prompt {
 			s.stats.ColdPrefills++
 		}

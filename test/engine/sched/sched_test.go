@@ -33,10 +33,17 @@ func ask(first, n, out int) *Request {
 	}
 }
 
+// next is the time of the next event.
+func next(s *Scheduler) (time.Duration, bool) {
+	prefill, decode := s.Next()
+	due := min(prefill, decode)
+	return due, due != Never
+}
+
 // run advances to the end and returns everything that came.
 func run(s *Scheduler) (all []Progress) {
 	for {
-		due, ok := s.Next()
+		due, ok := next(s)
 		if !ok {
 			return all
 		}
@@ -73,7 +80,7 @@ func TestOneRequest(t *testing.T) {
 	s.Submit(time.Second, r)
 	var chunks []int
 	for s.Stats().GeneratedTokens == 0 {
-		due, _ := s.Next()
+		due, _ := next(s)
 		_, events := s.Advance(due)
 		chunks = append(chunks, len(events[0].Hashes))
 	}
@@ -160,7 +167,7 @@ func TestDecodeStoresFullBlocks(t *testing.T) {
 	s.Submit(0, r)
 	stored := 0
 	for {
-		due, ok := s.Next()
+		due, ok := next(s)
 		if !ok {
 			break
 		}
@@ -260,7 +267,7 @@ func TestClearedComesWithTheNextStep(t *testing.T) {
 		t.Fatalf("an idle engine told of its reset: %+v", events)
 	}
 	s.Submit(2*time.Minute, ask(0, 64, 1))
-	due, _ := s.Next()
+	due, _ := next(s)
 	_, events := s.Advance(due)
 	if len(events) != 2 || events[0].Kind != pool.Cleared || events[1].Kind != pool.Stored {
 		t.Errorf("events %+v", events)
@@ -276,7 +283,7 @@ func TestSleep(t *testing.T) {
 	}
 	r := ask(90_000, 160, 1)
 	s.Submit(2*time.Second, r)
-	if _, ok := s.Next(); ok {
+	if _, ok := next(s); ok {
 		t.Error("a sleeping engine works")
 	}
 	s.Wake(10 * time.Second)
@@ -345,7 +352,7 @@ func BenchmarkDecodeEvent(b *testing.B) {
 	s.Advance(10 * time.Second)
 	b.ReportAllocs()
 	for b.Loop() {
-		due, ok := s.Next()
+		due, ok := next(s)
 		if !ok {
 			b.Fatal("idle")
 		}

@@ -12,6 +12,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 	"github.com/vmihailenco/msgpack/v5"
 
+	"github.com/grapevine-llm/grapevine/picker/prompt/chat"
 	"github.com/grapevine-llm/grapevine/test/engine"
 	"github.com/grapevine-llm/grapevine/test/engine/zmqpub"
 )
@@ -25,8 +26,8 @@ func (letters) Encode(text string) (out []uint32) {
 	}
 	return out
 }
-func (letters) Decode(ids []uint32) string         { return strings.Repeat("x", len(ids)) }
-func (letters) Render(engine.Chat) (string, error) { return "chat", nil }
+func (letters) Decode(ids []uint32) string          { return strings.Repeat("x", len(ids)) }
+func (letters) Render(chat.Request) (string, error) { return "chat", nil }
 
 // event is a decoded KV event, in the map form.
 type event struct {
