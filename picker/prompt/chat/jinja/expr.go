@@ -1,0 +1,454 @@
+package jinja
+
+import (
+	"math"
+	"strings"
+)
+
+// Expressions.
+type (
+	constExpr struct{ v any }
+	nameExpr  struct{ name string }
+	listExpr  struct {
+		items []expr
+		tuple bool
+	}
+	dictExpr   struct{ keys, vals []expr }
+	condExpr   struct{ cond, then, otherwise expr }
+	orExpr     struct{ a, b expr }
+	andExpr    struct{ a, b expr }
+	notExpr    struct{ x expr }
+	negExpr    struct{ x expr }
+	binaryExpr struct {
+		op   string
+		a, b expr
+		line int
+	}
+	compareExpr struct {
+		first expr
+		ops   []string
+		rest  []expr
+	}
+	attrExpr struct {
+		x    expr
+		name string
+		line int
+	}
+	itemExpr struct {
+		x, key expr
+		line   int
+	}
+	sliceExpr struct {
+		x, from, to, step expr
+		line              int
+	}
+	call struct {
+		args    []expr
+		kwNames []string
+		kwVals  []expr
+	}
+	callExpr struct {
+		fn expr
+		call
+		line int
+	}
+	filterExpr struct {
+		x    expr
+		name string
+		fn   filter
+		call
+		line int
+	}
+	testExpr struct {
+		x    expr
+		name string
+		fn   test
+		args []expr
+		line int
+	}
+)
+
+func (x constExpr) eval(*env) any { return x.v }
+func (x *nameExpr) eval(e *env) any {
+	return e.lookup(x.name)
+}
+
+func (x *listExpr) eval(e *env) any {
+	l := &List{Items: make([]any, len(x.items)), tuple: x.tuple}
+	for i, it := range x.items {
+		l.Items[i] = it.eval(e)
+	}
+	return l
+}
+
+func (x *dictExpr) eval(e *env) any {
+	d := &Dict{}
+	for i, k := range x.keys {
+		s, ok := k.eval(e).(string)
+		if !ok {
+			fail("only text keys are supported in a dict")
+		}
+		d.Set(s, x.vals[i].eval(e))
+	}
+	return d
+}
+
+func (x *condExpr) eval(e *env) any {
+	switch {
+	case truth(x.cond.eval(e)):
+		return x.then.eval(e)
+	case x.otherwise != nil:
+		return x.otherwise.eval(e)
+	}
+	return Undefined{"inline if without else"}
+}
+
+func (x *orExpr) eval(e *env) any {
+	if a := x.a.eval(e); truth(a) {
+		return a
+	}
+	return x.b.eval(e)
+}
+
+func (x *andExpr) eval(e *env) any {
+	if a := x.a.eval(e); !truth(a) {
+		return a
+	}
+	return x.b.eval(e)
+}
+
+func (x *notExpr) eval(e *env) any { return !truth(x.x.eval(e)) }
+
+func (x *negExpr) eval(e *env) any {
+	i, f, isInt, ok := number(x.x.eval(e))
+	switch {
+	case !ok:
+		fail("only numbers have a negative")
+	case isInt:
+		return -i
+	}
+	return -f
+}
+
+func (x *binaryExpr) eval(e *env) any {
+	defer at(x.line)
+	a, b := x.a.eval(e), x.b.eval(e)
+	if x.op == "~" {
+		return toStr(a) + toStr(b)
+	}
+	if s, ok := a.(string); ok {
+		if t, ok := b.(string); ok && x.op == "+" {
+			return s + t
+		}
+		if x.op == "%" {
+			fail("formatting with %% is not supported")
+		}
+	}
+	if l, ok := a.(*List); ok {
+		if m, ok := b.(*List); ok && x.op == "+" && l.tuple == m.tuple {
+			return &List{Items: append(l.Items[:len(l.Items):len(l.Items)], m.Items...), tuple: l.tuple}
+		}
+	}
+	i, f, isInt, ok := number(a)
+	j, g, isInt2, ok2 := number(b)
+	if x.op == "*" && ok != ok2 {
+		return repeat(a, b)
+	}
+	if !ok || !ok2 {
+		fail("cannot compute %s %s %s", typeName(a), x.op, typeName(b))
+	}
+	return arithmetic(x.op, i, j, f, g, isInt && isInt2)
+}
+
+// repeat is text times number, either way round.
+func repeat(a, b any) any {
+	s, ok := a.(string)
+	if !ok {
+		s, ok = b.(string)
+		b = a
+	}
+	n, isInt := b.(int64)
+	if !ok || !isInt {
+		fail("cannot multiply %s and %s", typeName(a), typeName(b))
+	}
+	if n <= 0 {
+		return ""
+	}
+	if n > maxOutput || int(n)*len(s) > maxOutput {
+		fail("text is too long")
+	}
+	return strings.Repeat(s, int(n))
+}
+
+func arithmetic(op string, i, j int64, f, g float64, ints bool) any {
+	if (op == "/" || op == "//" || op == "%") && g == 0 {
+		fail("division by zero")
+	}
+	switch {
+	case op == "/":
+		return f / g
+	case op == "**":
+		p := math.Pow(f, g)
+		if ints && j >= 0 && math.Abs(p) < 1<<53 {
+			return int64(p)
+		}
+		if ints && j >= 0 {
+			fail("number is too large")
+		}
+		return p
+	case ints:
+		switch op {
+		case "+":
+			return i + j
+		case "-":
+			return i - j
+		case "*":
+			return i * j
+		}
+		q, r := i/j, i%j // Python rounds down
+		if r != 0 && (r < 0) != (j < 0) {
+			q, r = q-1, r+j
+		}
+		if op == "//" {
+			return q
+		}
+		return r
+	}
+	switch op {
+	case "+":
+		return f + g
+	case "-":
+		return f - g
+	case "*":
+		return f * g
+	case "//":
+		return math.Floor(f / g)
+	}
+	r := math.Mod(f, g)
+	if r != 0 && (r < 0) != (g < 0) {
+		r += g
+	}
+	return r
+}
+
+func (x *compareExpr) eval(e *env) any {
+	a := x.first.eval(e)
+	for i, op := range x.ops {
+		b := x.rest[i].eval(e)
+		if !compare(op, a, b) {
+			return false
+		}
+		a = b
+	}
+	return true
+}
+
+func compare(op string, a, b any) bool {
+	switch op {
+	case "==":
+		return equal(a, b)
+	case "!=":
+		return !equal(a, b)
+	case "in":
+		return contains(b, a)
+	case "not in":
+		return !contains(b, a)
+	case "<":
+		return order(a, b) < 0
+	case "<=":
+		return order(a, b) <= 0
+	case ">":
+		return order(a, b) > 0
+	}
+	return order(a, b) >= 0
+}
+
+func (x *attrExpr) eval(e *env) any {
+	v := x.x.eval(e)
+	if d, ok := v.(*Dict); ok && !dictMethod(x.name) { // the usual case
+		if got, ok := d.Get(x.name); ok {
+			return got
+		}
+		return Undefined{x.name}
+	}
+	defer at(x.line)
+	return attr(v, x.name)
+}
+
+// attr is v.name: a method if there is one, else an item.
+func attr(v any, name string) any {
+	switch v := v.(type) {
+	case *Dict:
+		if dictMethod(name) {
+			return bound{v, name}
+		}
+		if got, ok := v.Get(name); ok {
+			return got
+		}
+	case *namespace:
+		if got, ok := v.Get(name); ok {
+			return got
+		}
+	case *loop:
+		return v.attr(name)
+	case string:
+		if strMethod(name) {
+			return bound{v, name}
+		}
+	case *List:
+		if listMethod(name) {
+			return bound{v, name}
+		}
+	case Undefined:
+		fail("%s is undefined", v.name)
+	}
+	return Undefined{name}
+}
+
+func (x *itemExpr) eval(e *env) any {
+	defer at(x.line)
+	v, key := x.x.eval(e), x.key.eval(e)
+	switch v := v.(type) {
+	case *Dict:
+		if s, ok := key.(string); ok {
+			if got, ok := v.Get(s); ok {
+				return got
+			}
+			return attr(v, s)
+		}
+		return Undefined{toStr(key)}
+	case *List:
+		if i, ok := key.(int64); ok {
+			if i < 0 {
+				i += int64(len(v.Items))
+			}
+			if i >= 0 && i < int64(len(v.Items)) {
+				return v.Items[i]
+			}
+			return Undefined{"list item"}
+		}
+	case string:
+		if i, ok := key.(int64); ok {
+			chars := []rune(v)
+			if i < 0 {
+				i += int64(len(chars))
+			}
+			if i >= 0 && i < int64(len(chars)) {
+				return string(chars[i])
+			}
+			return Undefined{"character"}
+		}
+	}
+	if s, ok := key.(string); ok {
+		return attr(v, s)
+	}
+	if u, ok := v.(Undefined); ok {
+		fail("%s is undefined", u.name)
+	}
+	return Undefined{toStr(key)}
+}
+
+func (x *sliceExpr) eval(e *env) any {
+	defer at(x.line)
+	v := x.x.eval(e)
+	bound := func(b expr, absent int) (int, bool) {
+		if b == nil {
+			return absent, false
+		}
+		switch n := b.eval(e).(type) {
+		case nil:
+			return absent, false
+		case int64:
+			return int(max(min(n, math.MaxInt32), math.MinInt32)), true
+		}
+		fail("slice with something else than whole numbers")
+		return 0, false
+	}
+	step, _ := bound(x.step, 1)
+	if step == 0 {
+		fail("slice step is zero")
+	}
+	switch v := v.(type) {
+	case *List:
+		return &List{Items: slice(v.Items, bound, x, step), tuple: v.tuple}
+	case string:
+		return string(slice([]rune(v), bound, x, step))
+	}
+	fail("cannot slice a %s", typeName(v))
+	return nil
+}
+
+func slice[T any](s []T, bound func(expr, int) (int, bool), x *sliceExpr, step int) []T {
+	n := len(s)
+	clamp := func(b expr, absent, low, high int) int {
+		i, given := bound(b, absent)
+		if given && i < 0 {
+			i += n
+		}
+		if !given {
+			return i
+		}
+		return max(low, min(i, high))
+	}
+	var out []T
+	if step > 0 {
+		to := clamp(x.to, n, 0, n)
+		for i := clamp(x.from, 0, 0, n); i < to; i += step {
+			out = append(out, s[i])
+		}
+		return out
+	}
+	to := clamp(x.to, -1, -1, n-1)
+	for i := clamp(x.from, n-1, -1, n-1); i > to; i += step {
+		out = append(out, s[i])
+	}
+	return out
+}
+
+func (c *call) eval(e *env) (args []any, kw []kwarg) {
+	if len(c.args) > 0 {
+		args = make([]any, len(c.args))
+		for i, a := range c.args {
+			args[i] = a.eval(e)
+		}
+	}
+	for i, n := range c.kwNames {
+		kw = append(kw, kwarg{n, c.kwVals[i].eval(e)})
+	}
+	return args, kw
+}
+
+func (x *callExpr) eval(e *env) any {
+	defer at(x.line)
+	fn := x.fn.eval(e)
+	args, kw := x.call.eval(e)
+	switch fn := fn.(type) {
+	case function:
+		return fn(e, args, kw)
+	case *macro:
+		return fn.call(e, args, kw)
+	case bound:
+		return callMethod(fn.self, fn.name, args, kw)
+	case Undefined:
+		fail("%s is undefined", fn.name)
+	}
+	fail("a %s cannot be called", typeName(fn))
+	return nil
+}
+
+func (x *filterExpr) eval(e *env) any {
+	defer at(x.line)
+	v := x.x.eval(e)
+	args, kw := x.call.eval(e)
+	return x.fn(e, v, params{x.name, args, kw})
+}
+
+func (x *testExpr) eval(e *env) any {
+	defer at(x.line)
+	v := x.x.eval(e)
+	args := make([]any, len(x.args))
+	for i, a := range x.args {
+		args[i] = a.eval(e)
+	}
+	return x.fn(e, v, params{name: x.name, args: args})
+}

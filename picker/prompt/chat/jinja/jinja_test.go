@@ -1,0 +1,120 @@
+package jinja
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+var day = time.Date(2026, 3, 9, 4, 5, 6, 0, time.UTC)
+
+type vectors struct {
+	Context json.RawMessage
+	Rows    []struct {
+		Template string
+		Out      *string
+		Error    string
+	}
+}
+
+func load(t testing.TB) (vectors, []Var) {
+	t.Helper()
+	b, err := os.ReadFile("testdata/vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v vectors
+	if err := json.Unmarshal(b, &v); err != nil {
+		t.Fatal(err)
+	}
+	var vars []Var
+	for name, val := range Decode(v.Context).(*Dict).All() {
+		vars = append(vars, Var{name, val})
+	}
+	return v, vars
+}
+
+// TestVectors compares with transformers 5.19 on Jinja2 3.1.6: the same text,
+// or an error where Python has one. A line may be an error here and text there
+// only if it asks for something unsupported.
+func TestVectors(t *testing.T) {
+	v, vars := load(t)
+	unsupported := 0
+	for _, r := range v.Rows {
+		got, err := render(r.Template, vars)
+		switch {
+		case r.Out == nil && err == nil:
+			t.Errorf("%q\n got %q\nwant error %s", r.Template, got, r.Error)
+		case r.Out == nil:
+		case err != nil && strings.Contains(err.Error(), "not supported"):
+			unsupported++
+			t.Logf("%q: %v", r.Template, err)
+		case err != nil:
+			t.Errorf("%q: %v\nwant %q", r.Template, err, *r.Out)
+		case got != *r.Out:
+			t.Errorf("%q\n got %q\nwant %q", r.Template, got, *r.Out)
+		}
+	}
+	if unsupported > 5 {
+		t.Errorf("%d of %d rows are not supported", unsupported, len(v.Rows))
+	}
+}
+
+func render(source string, vars []Var) (string, error) {
+	tmpl, err := Parse(source)
+	if err != nil {
+		return "", err
+	}
+	return tmpl.Render(day, vars)
+}
+
+func TestErrors(t *testing.T) {
+	tests := []struct{ name, source, want string }{
+		{"unknown tag", "a\n{% call x %}", "line 2: tag call is not supported"},
+		{"unknown filter", "{{ x|urlize }}", "filter urlize is not supported"},
+		{"unknown test", "{{ x is filter }}", "test filter is not supported"},
+		{"line of an expression", "\n\n{{ x.y.z }}", "line 3: y is undefined"},
+		{"raised", "{{ raise_exception('system role is not allowed') }}", "template refuses: system role is not allowed"},
+		{"endless", "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "runs too long"},
+		{"recursion", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deep"},
+		{"deep parentheses", "{{ " + strings.Repeat("(", 5000) + "1" + strings.Repeat(")", 5000) + " }}", "nested too deep"},
+		{"deep blocks", strings.Repeat("{% if 1 %}", 5000), "nested too deep"},
+		{"deep nots", "{{ " + strings.Repeat("not ", 5000) + "1 }}", "nested too deep"},
+		{"huge text", "{{ 'x' * 1000000000 }}", "too long"},
+		{"huge range", "{{ range(1000000) }}", "more than"},
+		{"strftime", "{{ strftime_now('%Q') }}", "not supported"},
+		{"unpack", "{% for a, b in [[1]] %}{% endfor %}", "unpack"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := render(tt.source, []Var{{"x", &Dict{}}})
+			var e *Error
+			if !errors.As(err, &e) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestStrftime(t *testing.T) {
+	got, err := render("{{ strftime_now('%d %b %Y, %-d %B %H:%M:%S %p %% %F') }}", nil)
+	if want := "09 Mar 2026, 9 March 04:05:06 AM % 2026-03-09"; got != want || err != nil {
+		t.Errorf("strftime = %q, %v, want %q", got, err, want)
+	}
+}
+
+func FuzzRender(f *testing.F) {
+	v, vars := load(f)
+	for _, r := range v.Rows {
+		f.Add(r.Template)
+	}
+	f.Fuzz(func(t *testing.T, source string) {
+		if strings.Contains(source, "range") || strings.Contains(source, "*") {
+			return // slow on purpose
+		}
+		_, _ = render(source, vars)
+	})
+}

@@ -1,0 +1,453 @@
+package jinja
+
+import (
+	"iter"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// List is a Python list or tuple.
+type List struct {
+	Items []any
+	tuple bool
+}
+
+// Dict is a Python dict with text keys: it keeps the order of insertion.
+type Dict struct {
+	keys  []string
+	vals  []any
+	index map[string]int // nil while small
+}
+
+// Undefined is the value of a name, attribute or item that does not exist.
+type Undefined struct{ name string }
+
+// namespace is the object that {% set ns.x %} may change.
+type namespace struct{ Dict }
+
+// bound is a method that was looked up and not called yet.
+type bound struct {
+	self any
+	name string
+}
+
+// function is a global function.
+type function func(e *env, args []any, kw []kwarg) any
+
+type kwarg struct {
+	name string
+	val  any
+}
+
+// Len is the number of keys.
+func (d *Dict) Len() int { return len(d.keys) }
+
+// Set adds a key or replaces its value in place.
+func (d *Dict) Set(key string, val any) {
+	if i := d.find(key); i >= 0 {
+		d.vals[i] = val
+		return
+	}
+	d.keys = append(d.keys, key)
+	d.vals = append(d.vals, val)
+	switch {
+	case d.index != nil:
+		d.index[key] = len(d.keys) - 1
+	case len(d.keys) > smallDict:
+		d.reindex()
+	}
+}
+
+// Get returns the value of a key.
+func (d *Dict) Get(key string) (any, bool) {
+	if i := d.find(key); i >= 0 {
+		return d.vals[i], true
+	}
+	return nil, false
+}
+
+// Delete removes a key.
+func (d *Dict) Delete(key string) {
+	i := d.find(key)
+	if i < 0 {
+		return
+	}
+	d.keys = slices.Delete(d.keys, i, i+1)
+	d.vals = slices.Delete(d.vals, i, i+1)
+	d.index = nil
+	if len(d.keys) > smallDict {
+		d.reindex()
+	}
+}
+
+// All yields the members in order.
+func (d *Dict) All() iter.Seq2[string, any] {
+	return func(yield func(string, any) bool) {
+		for i, k := range d.keys {
+			if !yield(k, d.vals[i]) {
+				return
+			}
+		}
+	}
+}
+
+// smallDict is how many keys are searched in a line.
+const smallDict = 8
+
+func (d *Dict) reindex() {
+	d.index = make(map[string]int, 2*len(d.keys))
+	for i, k := range d.keys {
+		d.index[k] = i
+	}
+}
+
+func (d *Dict) find(key string) int {
+	if d.index != nil {
+		if i, ok := d.index[key]; ok {
+			return i
+		}
+		return -1
+	}
+	for i, k := range d.keys {
+		if k == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// TrimSpace is Python's strip().
+func TrimSpace(s string) string { return strings.TrimFunc(s, isSpace) }
+
+// TrimRightSpace is Python's rstrip().
+func TrimRightSpace(s string) string { return strings.TrimRightFunc(s, isSpace) }
+
+func isSpace(r rune) bool { return unicode.IsSpace(r) || 0x1c <= r && r <= 0x1f }
+
+// typeName is Python's name of a value's type, for messages.
+func typeName(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "None"
+	case bool:
+		return "bool"
+	case int64, *big.Int:
+		return "int"
+	case float64:
+		return "float"
+	case string:
+		return "str"
+	case *List:
+		if v.tuple {
+			return "tuple"
+		}
+		return "list"
+	case *Dict:
+		return "dict"
+	case Undefined:
+		return "undefined value " + strconv.Quote(v.name)
+	}
+	return "object"
+}
+
+func truth(v any) bool {
+	switch v := v.(type) {
+	case nil, Undefined:
+		return false
+	case bool:
+		return v
+	case int64:
+		return v != 0
+	case float64:
+		return v != 0
+	case string:
+		return v != ""
+	case *List:
+		return len(v.Items) > 0
+	case *Dict:
+		return len(v.keys) > 0
+	}
+	return true
+}
+
+// toStr is Python's str().
+func toStr(v any) string {
+	if s, ok := v.(string); ok {
+		return s
+	}
+	if _, ok := v.(Undefined); ok {
+		return ""
+	}
+	return string(appendRepr(nil, v))
+}
+
+// appendStr appends str(v).
+func appendStr(dst []byte, v any) []byte {
+	if s, ok := v.(string); ok {
+		return append(dst, s...)
+	}
+	if _, ok := v.(Undefined); ok {
+		return dst
+	}
+	return appendRepr(dst, v)
+}
+
+func appendRepr(dst []byte, v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return append(dst, "None"...)
+	case bool:
+		if v {
+			return append(dst, "True"...)
+		}
+		return append(dst, "False"...)
+	case int64:
+		return strconv.AppendInt(dst, v, 10)
+	case *big.Int:
+		return v.Append(dst, 10)
+	case float64:
+		return appendFloat(dst, v)
+	case string:
+		return appendQuoted(dst, v)
+	case *List:
+		open, end := byte('['), byte(']')
+		if v.tuple {
+			open, end = '(', ')'
+		}
+		dst = append(dst, open)
+		for i, x := range v.Items {
+			if i > 0 {
+				dst = append(dst, ", "...)
+			}
+			dst = appendRepr(dst, x)
+		}
+		if v.tuple && len(v.Items) == 1 {
+			dst = append(dst, ',')
+		}
+		return append(dst, end)
+	case *Dict:
+		dst = append(dst, '{')
+		for i, k := range v.keys {
+			if i > 0 {
+				dst = append(dst, ", "...)
+			}
+			dst = append(appendQuoted(dst, k), ": "...)
+			dst = appendRepr(dst, v.vals[i])
+		}
+		return append(dst, '}')
+	case Undefined:
+		return append(dst, "Undefined"...)
+	}
+	fail("a %s has no text form here", typeName(v))
+	return nil
+}
+
+// appendFloat is Python's repr of a float.
+func appendFloat(dst []byte, f float64) []byte {
+	switch {
+	case math.IsNaN(f):
+		return append(dst, "nan"...)
+	case math.IsInf(f, 1):
+		return append(dst, "inf"...)
+	case math.IsInf(f, -1):
+		return append(dst, "-inf"...)
+	}
+	abs := math.Abs(f)
+	if abs != 0 && (abs < 1e-4 || abs >= 1e16) {
+		return strconv.AppendFloat(dst, f, 'e', -1, 64)
+	}
+	n := len(dst)
+	dst = strconv.AppendFloat(dst, f, 'f', -1, 64)
+	for _, c := range dst[n:] {
+		if c == '.' {
+			return dst
+		}
+	}
+	return append(dst, ".0"...)
+}
+
+// appendQuoted is Python's repr of a string.
+func appendQuoted(dst []byte, s string) []byte {
+	quote := byte('\'')
+	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+		quote = '"'
+	}
+	const hex = "0123456789abcdef"
+	dst = append(dst, quote)
+	for _, r := range s {
+		switch {
+		case r == rune(quote) || r == '\\':
+			dst = append(dst, '\\', byte(r))
+		case r == '\n':
+			dst = append(dst, `\n`...)
+		case r == '\r':
+			dst = append(dst, `\r`...)
+		case r == '\t':
+			dst = append(dst, `\t`...)
+		case r == ' ' || unicode.IsPrint(r):
+			dst = utf8.AppendRune(dst, r)
+		case r < 0x100:
+			dst = append(dst, '\\', 'x', hex[r>>4], hex[r&15])
+		case r < 0x10000:
+			dst = append(dst, '\\', 'u', hex[r>>12], hex[r>>8&15], hex[r>>4&15], hex[r&15])
+		default:
+			dst = append(dst, `\U`...)
+			for shift := 28; shift >= 0; shift -= 4 {
+				dst = append(dst, hex[r>>shift&15])
+			}
+		}
+	}
+	return append(dst, quote)
+}
+
+// number widens bool and int to what arithmetic uses: an int64 or a float64.
+func number(v any) (i int64, f float64, isInt, ok bool) {
+	switch v := v.(type) {
+	case bool:
+		if v {
+			return 1, 1, true, true
+		}
+		return 0, 0, true, true
+	case int64:
+		return v, float64(v), true, true
+	case float64:
+		return 0, v, false, true
+	}
+	return 0, 0, false, false
+}
+
+func equal(a, b any) bool {
+	if x, ok := a.(string); ok {
+		y, ok := b.(string)
+		return ok && x == y
+	}
+	if i, f, isInt, ok := number(a); ok {
+		j, g, isInt2, ok := number(b)
+		if isInt && isInt2 {
+			return ok && i == j
+		}
+		return ok && f == g
+	}
+	switch x := a.(type) {
+	case nil:
+		return b == nil
+	case Undefined:
+		_, ok := b.(Undefined)
+		return ok
+	case *List:
+		y, ok := b.(*List)
+		if !ok || x.tuple != y.tuple || len(x.Items) != len(y.Items) {
+			return false
+		}
+		for i := range x.Items {
+			if !equal(x.Items[i], y.Items[i]) {
+				return false
+			}
+		}
+		return true
+	case *Dict:
+		y, ok := b.(*Dict)
+		if !ok || len(x.keys) != len(y.keys) {
+			return false
+		}
+		for i, k := range x.keys {
+			if v, ok := y.Get(k); !ok || !equal(x.vals[i], v) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// order is -1, 0 or 1; values that Python cannot order are an error.
+func order(a, b any) int {
+	if x, ok := a.(string); ok {
+		if y, ok := b.(string); ok {
+			return strings.Compare(x, y) // UTF-8 sorts as code points do
+		}
+	}
+	if i, f, isInt, ok := number(a); ok {
+		if j, g, isInt2, ok := number(b); ok {
+			switch {
+			case isInt && isInt2 && i < j || !(isInt && isInt2) && f < g:
+				return -1
+			case isInt && isInt2 && i == j || !(isInt && isInt2) && f == g:
+				return 0
+			}
+			return 1
+		}
+	}
+	fail("cannot order %s and %s", typeName(a), typeName(b))
+	return 0
+}
+
+// contains is Python's "x in v".
+func contains(v, x any) bool {
+	switch v := v.(type) {
+	case string:
+		s, ok := x.(string)
+		if !ok {
+			fail("cannot look for %s in a str", typeName(x))
+		}
+		return strings.Contains(v, s)
+	case *List:
+		for _, y := range v.Items {
+			if equal(x, y) {
+				return true
+			}
+		}
+		return false
+	case *Dict:
+		s, ok := x.(string)
+		return ok && v.find(s) >= 0
+	case Undefined:
+		return false
+	}
+	fail("cannot look into a %s", typeName(v))
+	return false
+}
+
+// items is what iterating over v yields.
+func items(v any) []any {
+	switch v := v.(type) {
+	case *List:
+		return v.Items
+	case *Dict:
+		out := make([]any, len(v.keys))
+		for i, k := range v.keys {
+			out[i] = k
+		}
+		return out
+	case string:
+		out := make([]any, 0, len(v))
+		for _, r := range v {
+			out = append(out, string(r))
+		}
+		return out
+	case Undefined:
+		return nil
+	}
+	fail("cannot iterate over a %s", typeName(v))
+	return nil
+}
+
+func length(v any) int {
+	switch v := v.(type) {
+	case string:
+		return utf8.RuneCountInString(v)
+	case *List:
+		return len(v.Items)
+	case *Dict:
+		return len(v.keys)
+	case Undefined:
+		return 0
+	}
+	fail("a %s has no length", typeName(v))
+	return 0
+}
