@@ -16,8 +16,14 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 
-	ttft, itl, perToken, e2e, queue, prefill, decode, inference, computed *prometheus.HistogramVec
-	success                                                               *prometheus.CounterVec
+	// Counted when the first token is there.
+	ttft                     *prometheus.HistogramVec
+	prompt, cached, bySource *prometheus.CounterVec
+	// With every further token.
+	itl *prometheus.HistogramVec
+	// At the end of a request.
+	size, computed, perToken, e2e, queue, prefill, decode, inference *prometheus.HistogramVec
+	success                                                          *prometheus.CounterVec
 }
 
 func newMetrics(e *Engine) *metrics {
@@ -45,16 +51,34 @@ func newMetrics(e *Engine) *metrics {
 	m.prefill = histogram("request_prefill_time_seconds", "Time in the prefill phase.", long)
 	m.decode = histogram("request_decode_time_seconds", "Time in the decode phase.", long)
 	m.inference = histogram("request_inference_time_seconds", "Time in the running phase.", long)
+	m.size = histogram("request_prompt_tokens", "Prompt tokens of a request.", size)
 	m.computed = histogram("request_prefill_kv_computed_tokens", "New tokens of a prefill.", size)
-	m.success = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Finished requests."},
-		[]string{"model_name", "engine", "finished_reason"})
+	counter := func(name, help string, more ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:" + name, Help: help},
+			append([]string{"model_name", "engine"}, more...))
+		m.registry.MustRegister(c)
+		return c
+	}
+	m.prompt = counter("prompt_tokens_total", "Prefilled tokens.")
+	m.cached = counter("prompt_tokens_cached_total", "Prompt tokens not computed.")
+	m.bySource = counter("prompt_tokens_by_source_total", "Prompt tokens by source.", "source")
+	m.success = counter("request_success_total", "Finished requests.", "finished_reason")
 	for rank := range e.cfg.Ranks {
+		m.count(e.cfg.Model, strconv.Itoa(rank), 0, 0)
 		for _, reason := range []sched.Reason{sched.Stop, sched.Length, sched.Abort} {
 			m.success.WithLabelValues(e.cfg.Model, strconv.Itoa(rank), string(reason))
 		}
 	}
-	m.registry.MustRegister(m.success, snapshot{e})
+	m.registry.MustRegister(snapshot{e})
 	return m
+}
+
+// count counts the prompt of a request that got its first token.
+func (m *metrics) count(model, rank string, prompt, cached int) {
+	m.prompt.WithLabelValues(model, rank).Add(float64(prompt))
+	m.cached.WithLabelValues(model, rank).Add(float64(cached))
+	m.bySource.WithLabelValues(model, rank, "local_compute").Add(float64(prompt - cached))
+	m.bySource.WithLabelValues(model, rank, "local_cache_hit").Add(float64(cached))
 }
 
 // observe records one progress; the rank's lock is held.
@@ -65,7 +89,7 @@ func (e *Engine) observe(j *job, p sched.Progress) {
 	switch {
 	case p.At == r.First && len(p.Tokens) > 0:
 		at(m.ttft).Observe(wall(r.First - r.Arrived))
-		at(m.computed).Observe(float64(r.Prompt - r.Cached))
+		m.count(e.cfg.Model, rank, r.Prompt, r.Cached)
 		e.history.add(RequestStats{
 			ID: j.id, Rank: j.rank.index, PromptTokens: r.Prompt, CachedTokens: r.Cached,
 			Arrival: j.arrived, TTFTMillis: (r.First - r.Arrived).Seconds() * 1000,
@@ -84,6 +108,8 @@ func (e *Engine) observe(j *job, p sched.Progress) {
 	if p.Reason == sched.Abort {
 		return
 	}
+	at(m.size).Observe(float64(r.Prompt))
+	at(m.computed).Observe(float64(r.Prompt - r.Cached))
 	at(m.queue).Observe(wall(r.Started - r.Arrived))
 	at(m.prefill).Observe(wall(r.First - r.Started))
 	at(m.decode).Observe(wall(p.At - r.First))
@@ -124,10 +150,6 @@ func (s snapshot) Collect(ch chan<- prometheus.Metric) {
 		of("kv_cache_usage_perc", "KV blocks in use; 1 is all.", gauge, float64(st.BlocksUsed)/float64(st.BlocksUsable))
 		of("prefix_cache_queries_total", "Prompt tokens looked up.", counter, float64(st.PromptTokens))
 		of("prefix_cache_hits_total", "Prompt tokens found.", counter, float64(st.CachedTokens))
-		of("prompt_tokens_total", "Prefilled tokens.", counter, float64(st.PromptTokens))
-		of("prompt_tokens_cached_total", "Prompt tokens not computed.", counter, float64(st.CachedTokens))
-		of("prompt_tokens_by_source_total", "Prompt tokens by source.", counter, float64(st.PromptTokens-st.CachedTokens), "source", "local_compute")
-		of("prompt_tokens_by_source_total", "Prompt tokens by source.", counter, float64(st.CachedTokens), "source", "local_cache_hit")
 		of("generation_tokens_total", "Generated tokens.", counter, float64(st.GeneratedTokens))
 		of("num_preemptions_total", "Preemptions.", counter, float64(st.Preemptions))
 		for level, state := range []string{"awake", "weights_offloaded", "discard_all"} {
