@@ -32,7 +32,7 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 				q.Remove(it)
 				return Binding[R]{Item: it, Reason: Orphaned}, true
 			}
-			it.note(c)
+			it.Note(c)
 			age := now.Sub(it.Arrived)
 			k := q.Accept(c, it.Key, age)
 			if k < 0 {
@@ -53,16 +53,6 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 	o := q.serve(offers)
 	q.Remove(o.item)
 	return Binding[R]{Item: o.item, Candidate: o.candidate, Reason: Ready}, true
-}
-
-// note remembers what is left to compute where most of the prompt is.
-func (it *Item[R]) note(c []score.Candidate) {
-	it.uncached, it.work = c[0].Uncached, c[0].Terms.Prefill
-	for i := range c[1:] {
-		if c[1+i].Terms.Prefill < it.work {
-			it.uncached, it.work = c[1+i].Uncached, c[1+i].Terms.Prefill
-		}
-	}
 }
 
 // serve picks the offer whose flow is next by deficit round robin among those of the highest priority, and settles the

@@ -78,6 +78,17 @@ type Item[R any] struct {
 	work     float64 // ms of prefill there
 }
 
+// Note remembers what is left to compute where most of the prompt is, for [Queue.Waiting]. Next does it itself whenever it
+// looks at the request; the caller may do it before Add. c must not be empty.
+func (it *Item[R]) Note(c []score.Candidate) {
+	it.uncached, it.work = c[0].Uncached, c[0].Terms.Prefill
+	for i := range c[1:] {
+		if c[1+i].Terms.Prefill < it.work {
+			it.uncached, it.work = c[1+i].Uncached, c[1+i].Terms.Prefill
+		}
+	}
+}
+
 // Reason says why a hold ended.
 type Reason uint8
 

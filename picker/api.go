@@ -1,0 +1,109 @@
+package picker
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/picker/hold"
+)
+
+// Request is what the choice depends on. The picker keeps the slices until the decision is made; it changes nothing.
+type Request struct {
+	ID    string
+	Model string // empty: any
+	// TokenIDs is the whole prompt. Nil: unknown, the request is routed by load, and PromptTokens estimates its length.
+	TokenIDs     []uint32
+	PromptTokens int
+	// Extras are what the engine folds into its block hashes: LoRA name, cache salt, and multimodal items or embeddings
+	// with their offset in tokens from the start of the prompt. Blocks from the first such item on are not matched.
+	Extras          []blockhash.Extra
+	MaxOutputTokens int    // 0: not limited
+	Flow            string // who is to be treated fairly
+	Session         string // who keeps a policy; empty: ID
+	Priority        int    // higher is bound first
+	Sheddable       bool   // may be refused under load
+	Deadline        time.Time
+	Bytes           int      // of the body, for the bound on held bytes; 0: 4 bytes a token
+	Avoid           []string // IDs of endpoints that failed this request
+	NoCacheRead     bool     // the engine reads nothing from its cache (prompt_logprobs)
+	PromptRung      string   // how TokenIDs were made; goes into the receipt
+}
+
+// Endpoint is an engine, or one data-parallel rank of it.
+type Endpoint struct {
+	ID    string `json:"id"` // "host:port", or "host:port#rank" where there are several ranks
+	URL   string `json:"url"`
+	Rank  int    `json:"rank"`
+	Ranks int    `json:"ranks"`
+}
+
+// Rung says what a price was made from, best first.
+type Rung uint8
+
+// The rungs of the ladder.
+const (
+	RungDigest      Rung = iota // what the endpoint's agent says is in its cache
+	RungSuspect                 // the same, but believed less: the agent doubts it, or answers contradicted it
+	RungSpeculation             // blocks of requests just bound here, and nothing else of its cache
+	RungLoad                    // load from the agent, nothing of its cache
+	RungOwn                     // this gateway's own counts
+)
+
+var rungNames = [...]string{"digest", "suspect", "speculation", "load", "own"}
+
+func (r Rung) String() string { return rungNames[r] }
+
+// MarshalText makes rungs words in JSON.
+func (r Rung) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// Decision is the answer to a request. It must be given to Done exactly once, whatever becomes of the request.
+type Decision struct {
+	RequestID             string
+	Endpoint              Endpoint
+	Policy                string
+	Rung                  Rung
+	Reason                string // "ready", "expired", "crowded", "drained" (see package hold), or "early": not held
+	MatchedBlocks         int    // leading prompt blocks that the endpoint holds or is about to
+	PromptBlocks          int    // full blocks of the prompt
+	PredictedCachedTokens int    // prompt tokens that the engine should find in its cache
+	Held                  time.Duration
+
+	flight *flight
+}
+
+// Outcome says how a request ended.
+type Outcome struct {
+	Status       int   // HTTP status, 0 if there was none
+	Err          error // nil if the answer was complete
+	Connected    bool  // the endpoint was reached
+	CachedTokens int   // as the engine reports, -1 unknown
+	PromptTokens int   // as the engine reports, 0 unknown
+	OutputTokens int
+	Cancelled    bool // by the client
+}
+
+// ErrNoEndpoints says that the pool is empty, or that the request avoids all of it.
+var ErrNoEndpoints = errors.New("no endpoint in the pool")
+
+// ErrOverloaded says that a request was refused under load.
+type ErrOverloaded struct {
+	RetryAfter time.Duration
+	Reason     hold.Reason // hold.Shed or hold.Full
+}
+
+func (e ErrOverloaded) Error() string {
+	return fmt.Sprintf("overloaded (%v), retry after %v", e.Reason, e.RetryAfter.Round(time.Millisecond))
+}
+
+// ErrUnknownModel says that no endpoint serves a model. It is only returned if the models of every endpoint are known.
+type ErrUnknownModel struct {
+	Model string
+	Known []string // sorted
+}
+
+func (e ErrUnknownModel) Error() string {
+	return fmt.Sprintf("no endpoint serves model %q; served: %s", e.Model, strings.Join(e.Known, ", "))
+}

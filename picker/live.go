@@ -1,0 +1,98 @@
+package picker
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/gossip/mesh"
+	"github.com/grapevine-llm/grapevine/gossip/view"
+	"github.com/grapevine-llm/grapevine/gossip/wire"
+)
+
+// liveView is what changes with every tick of a stream.
+type liveView = view.Live
+
+// liveFacts is one reading of it.
+type liveFacts struct {
+	*view.Facts
+	age   time.Duration
+	stale bool
+}
+
+// readLive reads l by the clock of the view that it belongs to.
+func readLive(l *liveView, clock time.Time) liveFacts {
+	f := l.Facts()
+	return liveFacts{Facts: f, age: l.Age(clock), stale: l.Stale(clock)}
+}
+
+func gapOpen(l *liveView) bool { return l != nil && l.Facts().GapOpen }
+
+func newView(cfg *Config, h blockhash.Hasher, changed func(wire.Key)) *view.View {
+	return view.New(view.Config{
+		Node: cfg.Gossip.NodeName, Pool: cfg.Pool, SeedFingerprint: h.Fingerprint(), Seed: rand.Uint64(),
+		MaxStreams: cfg.Gossip.MaxStreams, StaleAfter: cfg.Gossip.StaleAfter, PollEvery: repairPause,
+		OnChange: changed,
+	})
+}
+
+func (p *Picker) newMesh() (*mesh.Mesh, error) {
+	g := &p.cfg.Gossip
+	return mesh.New(mesh.Config{
+		NodeName: g.NodeName, Role: mesh.RolePicker, Pool: p.cfg.Pool, Label: g.Label,
+		BindAddr: g.BindAddr, BindPort: g.BindPort, AdvertiseAddr: g.AdvertiseAddr, AdvertisePort: g.AdvertisePort,
+		Join: g.Join, KeyFile: g.KeyFile, AllowedCIDRs: g.AllowedCIDRs, SeedFingerprint: p.hasher.Fingerprint(),
+		Logger: p.log, Handler: (*listener)(p),
+	})
+}
+
+// listener is the picker as the mesh sees it.
+type listener Picker
+
+// Message gives a gossip message to the view, which counts what is wrong with it.
+func (p *listener) Message(now time.Time, b []byte) {
+	p.viewMu.Lock()
+	defer p.viewMu.Unlock()
+	_ = p.view.Apply(now, b)
+}
+
+// NodeUp tells the view of a node.
+func (p *listener) NodeUp(now time.Time, m mesh.Member) {
+	if m.Role != mesh.RoleAgent || m.Pool != p.cfg.Pool {
+		return
+	}
+	if m.SeedFingerprint != p.hasher.Fingerprint() {
+		p.log.Error("agent hashes blocks with another seed: its digest is not used", keyNode, m.Name)
+	}
+	p.viewMu.Lock()
+	defer p.viewMu.Unlock()
+	p.view.NodeUp(now, m.Name)
+}
+
+// NodeDown tells the view that a node has gone.
+func (p *listener) NodeDown(now time.Time, m mesh.Member) {
+	p.viewMu.Lock()
+	defer p.viewMu.Unlock()
+	p.view.NodeDown(now, m.Name)
+}
+
+// repair sends what the view wants to ask the agents.
+func (p *Picker) repair(now time.Time) {
+	if p.mesh == nil {
+		return
+	}
+	p.viewMu.Lock()
+	outs := p.view.Poll(now)
+	p.viewMu.Unlock()
+	for _, o := range outs {
+		var err error
+		if o.Reliable {
+			err = p.mesh.SendReliable(o.Node, o.Packet)
+		} else {
+			err = p.mesh.Send(o.Node, o.Packet)
+		}
+		if err != nil {
+			p.log.Debug("repair message not sent", keyError, err) // the view asks again
+		}
+	}
+}

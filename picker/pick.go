@@ -1,0 +1,270 @@
+package picker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/gossip/mesh"
+	"github.com/grapevine-llm/grapevine/gossip/view"
+	"github.com/grapevine-llm/grapevine/gossip/wire"
+	"github.com/grapevine-llm/grapevine/picker/hold"
+	"github.com/grapevine-llm/grapevine/picker/score"
+)
+
+// Picker chooses endpoints. All its methods may be called concurrently.
+type Picker struct {
+	cfg     Config
+	hasher  blockhash.Hasher
+	log     *slog.Logger
+	params  score.Params
+	metrics *metrics
+	queries sync.Pool // of *query
+	table   atomic.Pointer[table]
+	bare    atomic.Bool // some endpoint with a digest can't use it just now
+	wake    chan struct{}
+
+	mesh *mesh.Mesh // nil: no gossip
+	// viewMu makes its holder the view's one writer. Never taken while holding mu.
+	viewMu sync.Mutex
+	view   *view.View
+
+	receipts receipts
+
+	policy atomic.Pointer[shares] // stored under mu
+
+	mu          sync.Mutex       // guards what follows, and the endpoints
+	hosts       map[string]*host // by address
+	static      map[string]bool  // addresses that are in the pool without an agent's word
+	marks       marks
+	queue       *hold.Queue[*query]
+	priceHeld   hold.Price[*query]
+	running     bool
+	draining    bool
+	turn        uint64 // of the round robin
+	ignored     int    // verdicts beyond what gossip may exclude
+	refreshed   time.Time
+	fleet       score.Model // prefill where an endpoint's is not known
+	meanPrefill float64
+	meanOutput  float64
+	equal       []score.Candidate // scratch
+	cheapest    []score.Candidate // scratch
+	accused     []*endpoint       // scratch
+}
+
+// New returns a picker that knows the endpoints of cfg. It starts nothing: see Run. Without Run it picks from its own
+// counts and holds nothing.
+func New(cfg Config) (*Picker, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("validate picker configuration: %w", err)
+	}
+	hasher, err := cfg.hasher()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Endpoints = slices.Clone(cfg.Endpoints)
+	if cfg.Gossip.NodeName == "" {
+		cfg.Gossip.NodeName = mesh.UniqueName("")
+	}
+	p := &Picker{
+		cfg: cfg, hasher: hasher, log: cfg.Logger, params: cfg.params(),
+		wake:  make(chan struct{}, 1),
+		hosts: map[string]*host{}, static: map[string]bool{},
+		meanPrefill: cfg.Score.prefill().Time(2048, 0),
+		meanOutput:  float64(cfg.Score.OutputTokens),
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	p.policy.Store(newShares(cfg.Policy))
+	p.queries.New = func() any { return new(query) }
+	p.queue = hold.New[*query](cfg.Hold.queue(), p.params)
+	p.priceHeld = p.repriced
+	p.receipts.init(cfg.Receipts)
+	p.view = newView(&cfg, hasher, p.changed)
+	if cfg.Gossip.Enabled {
+		if p.mesh, err = p.newMesh(); err != nil {
+			return nil, fmt.Errorf("prepare gossip: %w", err)
+		}
+	}
+	if err := p.SetEndpoints(cfg.Endpoints); err != nil {
+		return nil, err
+	}
+	if p.metrics, err = newMetrics(p, cfg.Registerer); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return p, nil
+}
+
+// Pick chooses the endpoint for a request and returns when the request is bound: at once if an endpoint is ready, else
+// after a bounded hold. The decision must be given to Done. Errors: ErrNoEndpoints, ErrOverloaded, ErrUnknownModel, or
+// the context's.
+func (p *Picker) Pick(ctx context.Context, req Request) (Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return Decision{}, err
+	}
+	now := time.Now()
+	q := p.prepared(now, req)
+	p.mu.Lock()
+	waits, err := p.admit(now, q)
+	p.mu.Unlock()
+	if !waits {
+		d := q.decision
+		p.release(q)
+		return d, err
+	}
+	select {
+	case <-q.done:
+	case <-ctx.Done():
+		p.mu.Lock()
+		removed := p.queue.Remove(&q.item)
+		p.mu.Unlock()
+		if removed {
+			p.release(q)
+			return Decision{}, ctx.Err()
+		}
+		<-q.done // bound or refused in the same moment
+		if q.err == nil {
+			p.Done(q.decision, Outcome{Err: ctx.Err(), Cancelled: true, CachedTokens: -1})
+		}
+		p.release(q)
+		return Decision{}, ctx.Err()
+	}
+	d, err := q.decision, q.err
+	p.release(q)
+	return d, err
+}
+
+// prepared returns a query that is hashed and matched as far as that needs no lock. What goes wrong here, an unknown
+// model, shows again under the lock.
+func (p *Picker) prepared(now time.Time, req Request) *query {
+	q := p.queries.Get().(*query)
+	q.reset(req, now)
+	t := p.table.Load()
+	if q.bind(t, p.hasher) != nil {
+		q.table = nil
+		return q
+	}
+	q.match(now, p.policy.Load().Speculation, !t.digestAll || p.bare.Load())
+	return q
+}
+
+// release gives a query's scratch back. Nobody else may know it any more.
+func (p *Picker) release(q *query) {
+	q.req, q.table, q.serves, q.avoid = Request{}, nil, nil, nil
+	q.item, q.decision, q.done, q.err = hold.Item[*query]{}, Decision{}, nil, nil
+	p.queries.Put(q)
+}
+
+// SetEndpoints replaces the static part of the pool: URLs or host:port. Requests that are bound to an endpoint that
+// leaves go on.
+func (p *Picker) SetEndpoints(endpoints []string) error {
+	links := map[string]string{}
+	var faults []error
+	for _, s := range endpoints {
+		address, link, err := parseEndpoint(s)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("endpoint %q: %w", s, err))
+			continue
+		}
+		links[address] = link
+	}
+	if len(faults) > 0 {
+		return errors.Join(faults...)
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.static)
+	for address, link := range links {
+		p.static[address] = true
+		if h := p.hosts[address]; h == nil || h.url != link {
+			p.removeHost(address)
+			p.hosts[address] = &host{address: address, url: link}
+		}
+	}
+	p.rebuild(now, p.view.Snapshot())
+	p.pump(now)
+	return nil
+}
+
+// SetModels says which models an endpoint without an agent serves, by its address host:port or URL. An address that is
+// not in the pool is ignored.
+func (p *Picker) SetModels(address string, models []string) {
+	if a, _, err := parseEndpoint(address); err == nil {
+		address = a
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.hosts[address]
+	if h == nil || slices.Equal(h.models, models) {
+		return
+	}
+	h.models = slices.Clone(models)
+	p.rebuild(now, p.view.Snapshot())
+	p.pump(now)
+}
+
+// SetPolicy changes the policy. Held requests are bound if the new one does not hold.
+func (p *Picker) SetPolicy(policy Policy) error {
+	if err := policy.validate(); err != nil {
+		return fmt.Errorf("set policy: %w", err)
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := p.policy.Load()
+	if maps.Equal(old.Shares, policy.Shares) && old.Hold == policy.Hold && old.Speculation == policy.Speculation {
+		return nil
+	}
+	p.policy.Store(newShares(policy))
+	p.pump(now)
+	p.log.Info("policy changed", keyShares, policy.Shares, keyHold, policy.Hold, keySpeculation, policy.Speculation)
+	return nil
+}
+
+// CacheCleared says that the prefix cache of an endpoint was reset through this gateway: its blocks are not counted on
+// until its digest shows the reset.
+func (p *Picker) CacheCleared(address string) {
+	if a, _, err := parseEndpoint(address); err == nil {
+		address = a
+	}
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.table.Load()
+	for i, e := range t.endpoints {
+		if e.host.address == address {
+			e.cleared = now
+			p.bare.Store(true)
+			p.marks.forget(t, i)
+		}
+	}
+}
+
+// Drain binds all held requests at once and holds none any more: the gateway is about to end.
+func (p *Picker) Drain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.draining = true
+	p.pump(time.Now())
+}
+
+// newEndpoint makes a rank of h. Caller holds p.mu.
+func (p *Picker) newEndpoint(h *host, public Endpoint) *endpoint {
+	key := wire.Key{Endpoint: wire.EndpointKey(p.cfg.Pool, h.address), Rank: uint16(public.Rank)}
+	return &endpoint{
+		public: public, host: h, key: key, bare: p.marks.column(),
+		hash: xxh3.HashString(public.ID),
+	}
+}

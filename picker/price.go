@@ -1,0 +1,213 @@
+package picker
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/picker/hold"
+	"github.com/grapevine-llm/grapevine/picker/score"
+)
+
+// A choice is made among the endpoints of the best class that has any: verdicts by gossip are dropped before a request
+// is refused, and so are connection failures.
+const (
+	classGood     = iota
+	classExcluded // by a verdict heard by gossip
+	classOut      // could not be reached
+	classNever    // doesn't serve the model, or failed this very request
+)
+
+func (p *Picker) class(now time.Time, q *query, i int) int {
+	e := q.table.endpoints[i]
+	switch {
+	case q.serves != nil && !q.serves[i], q.avoid != nil && q.avoid[i]:
+		return classNever
+	case !e.host.usable(now, p.cfg.Probe != nil):
+		return classOut
+	case e.excluded:
+		return classExcluded
+	}
+	return classGood
+}
+
+// bestClass returns the class to choose from.
+func (p *Picker) bestClass(now time.Time, q *query) int {
+	best := classNever
+	for i := range q.table.endpoints {
+		if best = min(best, p.class(now, q, i)); best == classGood {
+			break
+		}
+	}
+	return best
+}
+
+// price fills q.candidates, none if no endpoint may be used. Caller holds p.mu.
+func (p *Picker) price(now time.Time, q *query) []score.Candidate {
+	q.candidates = q.candidates[:0]
+	class := p.bestClass(now, q)
+	if class == classNever {
+		return nil
+	}
+	r := score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req)}
+	for i := range q.table.endpoints {
+		if p.class(now, q, i) != class {
+			continue
+		}
+		e := q.table.endpoints[i]
+		f := &e.facts
+		p.prepare(now, q, i, f)
+		q.candidates = append(q.candidates, p.params.Price(&r, f, i))
+	}
+	return q.candidates
+}
+
+// prepare adds to an endpoint's facts what depends on the request and on what is in flight.
+func (p *Picker) prepare(now time.Time, q *query, i int, f *score.Endpoint) {
+	e := q.table.endpoints[i]
+	f.Matched, f.MatchedAll, f.Trust = 0, 0, 1
+	switch {
+	case q.req.NoCacheRead:
+	case p.hasDigest(q.table, i):
+		f.Matched, f.MatchedAll, f.Trust = int(q.both[i]), int(q.all[i]), e.trust()
+	default:
+		f.Matched = int(q.marked[i])
+	}
+	f.Queue = ms(e.ledger.Queue(now))
+	f.Outstanding = e.ledger.Outstanding()
+	f.Full = e.ledger.Prefills() >= p.cfg.Hold.MaxBound
+	unseen := 0
+	unseen, f.PendingBlocks = e.ledger.Unseen()
+	if e.hasLoad {
+		f.Waiting = max(0, e.waiting-unseen)
+	}
+	f.MeanPrefill, f.MeanOutput = p.meanPrefill, p.meanOutput
+}
+
+// hasDigest reports whether an endpoint's digest can be used now.
+func (p *Picker) hasDigest(t *table, i int) bool {
+	e := t.endpoints[i]
+	return t.slots[i].group >= 0 && !e.stale && e.cleared.IsZero()
+}
+
+// rung says what endpoint i was priced by.
+func (p *Picker) rung(q *query, i int) Rung {
+	e := q.table.endpoints[i]
+	switch {
+	case p.hasDigest(q.table, i) && len(q.req.TokenIDs) > 0:
+		if e.trust() < 1 {
+			return RungSuspect
+		}
+		return RungDigest
+	case q.marked[i] > 0:
+		return RungSpeculation
+	case e.hasLoad:
+		return RungLoad
+	}
+	return RungOwn
+}
+
+// matchedBlocks returns the match that endpoint i was priced with, and how much of it its digest alone has.
+func (p *Picker) matchedBlocks(q *query, i int) (matched, digest int) {
+	if p.hasDigest(q.table, i) {
+		return int(max(q.both[i], q.all[i])), int(max(q.digest[i], q.all[i]))
+	}
+	return int(q.marked[i]), 0
+}
+
+// predicted returns the tokens that an engine finds in its cache if it has blocks of them.
+func predicted(q *query, blocks, blockSize int) int {
+	if q.req.NoCacheRead {
+		return 0
+	}
+	return min(blocks, score.PromptBlocks(q.tokens, blockSize)) * blockSize
+}
+
+// expectedOutput guesses the length of the answer.
+func (p *Picker) expectedOutput(r *Request) int {
+	n := int(p.meanOutput)
+	if r.MaxOutputTokens > 0 {
+		n = min(n, r.MaxOutputTokens)
+	}
+	return n
+}
+
+// bypasses reports whether a request is never held: nothing that is held can come before it.
+func (p *Picker) bypasses(q *query, policy *shares) bool {
+	return q.policy != PolicyPrefix || !policy.Hold || !p.running || p.draining || p.blind(q.table)
+}
+
+// choose says which candidate is bound at once and why; -1 with reasonHeld if the request should wait, with another
+// reason if no endpoint takes it.
+func (p *Picker) choose(q *query, c []score.Candidate, policy *shares) (int, string) {
+	switch {
+	case q.policy == PolicyRoundRobin:
+		return int(p.turn % uint64(len(c))), reasonEarly
+	case q.policy == PolicyLeastLoad:
+		return p.leastLoaded(q, c), reasonEarly
+	case p.blind(q.table):
+		return p.fewest(q, c), reasonEarly
+	case p.bypasses(q, policy):
+		return p.params.Best(c, q.key, score.Any), reasonEarly
+	}
+	if i := p.queue.Accept(c, q.key, 0); i >= 0 {
+		return i, hold.Ready.String()
+	}
+	return -1, reasonHeld
+}
+
+// leastLoaded returns the candidate with the fewest requests, as the engine says or as this gateway counts.
+func (p *Picker) leastLoaded(q *query, c []score.Candidate) int {
+	return p.lowest(q, c, func(i int) float64 {
+		e := q.table.endpoints[c[i].Index]
+		return float64(max(e.ledger.Outstanding(), e.facts.Running+e.waiting))
+	})
+}
+
+// fewest returns the candidate with the fewest requests of this gateway.
+func (p *Picker) fewest(q *query, c []score.Candidate) int {
+	return p.lowest(q, c, func(i int) float64 { return float64(q.table.endpoints[c[i].Index].ledger.Outstanding()) })
+}
+
+// lowest returns the candidate with the least value; among equals the rendezvous hash decides.
+func (p *Picker) lowest(q *query, c []score.Candidate, value func(i int) float64) int {
+	least := math.Inf(1)
+	for i := range c {
+		least = min(least, value(i))
+	}
+	p.equal = p.equal[:0]
+	at := -1
+	for i := range c {
+		if value(i) == least {
+			p.equal = append(p.equal, score.Candidate{Index: i, Key: c[i].Key})
+		}
+	}
+	if k := p.params.Best(p.equal, q.key, score.Any); k >= 0 {
+		at = p.equal[k].Index
+	}
+	return at
+}
+
+// heedVerdicts decides which verdicts exclude: at most a share of the pool, those that came first. It logs when there
+// are more.
+func (p *Picker) heedVerdicts(t *table) {
+	limit := max(1, int(p.cfg.Failure.VerdictShare*float64(len(t.endpoints))))
+	accused := p.accused[:0]
+	for _, e := range t.endpoints {
+		e.excluded = false
+		if e.verdict != verdictNone {
+			accused = append(accused, e)
+		}
+	}
+	p.accused = accused
+	slices.SortStableFunc(accused, func(a, b *endpoint) int { return a.since.Compare(b.since) })
+	ignored := max(0, len(accused)-limit)
+	for _, e := range accused[:len(accused)-ignored] {
+		e.excluded = true
+	}
+	if ignored > 0 && p.ignored == 0 {
+		p.log.Error("more endpoints are said to be unusable than gossip may exclude: ignored",
+			keyAccused, len(accused), keyIgnored, ignored, keyPool, p.cfg.Pool)
+	}
+	p.ignored = ignored
+}

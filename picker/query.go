@@ -1,0 +1,198 @@
+package picker
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/picker/hold"
+	"github.com/grapevine-llm/grapevine/picker/match"
+	"github.com/grapevine-llm/grapevine/picker/score"
+)
+
+// query is one request on its way through the picker, with the scratch it needs. Queries are pooled.
+type query struct {
+	req    Request
+	policy string
+	key    uint64 // hash of the session, for rendezvous
+	tokens int    // of the prompt, estimated if need be
+	start  time.Time
+
+	table   *table
+	chains  [][]blockhash.Hash // by table.sizes
+	both    []int32            // by endpoint: leading blocks in the digest or marked
+	digest  []int32            // by endpoint: in the digest alone
+	all     []int32            // by endpoint: over all tiers
+	marked  []int32            // by endpoint: marked, where there is no digest
+	matched time.Time
+
+	serves []bool // by endpoint; nil: all
+	avoid  []bool // by endpoint; nil: none
+
+	candidates []score.Candidate
+
+	// A held request waits for done, which gets one value.
+	item     hold.Item[*query]
+	done     chan struct{}
+	decision Decision
+	err      error
+
+	matcher  match.Matcher
+	columns  []int32
+	columns2 []int32
+	careful  []uint64
+}
+
+// reset makes q the query of a request. It keeps the scratch.
+func (q *query) reset(req Request, now time.Time) {
+	q.req, q.start = req, now
+	q.tokens = len(req.TokenIDs)
+	if req.TokenIDs == nil {
+		q.tokens = max(0, req.PromptTokens)
+	}
+	if s := req.session(); s != "" {
+		q.key = xxh3.HashString(s)
+	} else {
+		q.key = rand.Uint64()
+	}
+	q.done, q.err, q.decision, q.table = nil, nil, Decision{}, nil
+	q.item = hold.Item[*query]{}
+}
+
+func (r *Request) session() string {
+	if r.Session != "" {
+		return r.Session
+	}
+	return r.ID
+}
+
+// bind ties q to a table: who serves its model, and the chains for the block sizes there. The error is ErrUnknownModel.
+func (q *query) bind(t *table, h blockhash.Hasher) (err error) {
+	if q.serves, err = t.serving(q.req.Model); err != nil {
+		return err
+	}
+	q.avoid = nil
+	for i, e := range t.endpoints {
+		if slices.Contains(q.req.Avoid, e.public.ID) {
+			q.avoid = padBools(q.avoid, len(t.endpoints))
+			q.avoid[i] = true
+		}
+	}
+	if q.table == nil || !slices.Equal(q.table.sizes, t.sizes) {
+		q.hash(t.sizes, h)
+	}
+	q.table = t
+	n := len(t.endpoints)
+	for _, s := range []*[]int32{&q.both, &q.digest, &q.all, &q.marked} {
+		*s = slices.Grow((*s)[:0], n)[:n]
+		clear(*s)
+	}
+	return nil
+}
+
+// hash computes the chain of the prompt for each block size.
+func (q *query) hash(sizes []int, h blockhash.Hasher) {
+	for len(q.chains) < len(sizes) {
+		q.chains = append(q.chains, nil)
+	}
+	q.chains = q.chains[:len(sizes)]
+	tokens := q.req.TokenIDs
+	for _, e := range q.req.Extras {
+		if e.Kind == blockhash.Multimodal || e.Kind == blockhash.PromptEmbeds {
+			tokens = tokens[:min(len(tokens), max(0, int(e.Offset)))]
+		}
+	}
+	root := h.Root(q.req.Extras...)
+	for i, size := range sizes {
+		q.chains[i] = h.AppendChain(q.chains[i][:0], root, tokens, size)
+	}
+}
+
+// match looks up what each endpoint has of the prompt. It takes no lock and allocates nothing once q is warm. bare says
+// whether some endpoints are to be priced by marks alone.
+func (q *query) match(now time.Time, speculate, bare bool) {
+	t := q.table
+	q.matched = now
+	for i := range t.groups {
+		g := &t.groups[i]
+		n := g.matrix.Columns()
+		q.columns, q.columns2 = grown(q.columns, n), grown(q.columns2, n)
+		careful := q.carefulOf(t, g)
+		if speculate {
+			q.matcher.MatchBoth(g.matrix, g.marks, q.chains[g.size], g.want, careful, q.columns, q.columns2)
+		} else {
+			q.matcher.Match(g.matrix, q.chains[g.size], g.want, careful, q.columns2)
+			copy(q.columns, q.columns2[:n])
+		}
+		for _, m := range g.members {
+			q.both[m.endpoint], q.digest[m.endpoint] = q.columns[m.column], q.columns2[m.column]
+		}
+	}
+	for i := range t.tiers {
+		g := &t.tiers[i]
+		q.columns = grown(q.columns, g.matrix.Columns())
+		q.matcher.Match(g.matrix, q.chains[g.size], g.want, nil, q.columns)
+		for _, m := range g.members {
+			q.all[m.endpoint] = q.columns[m.column]
+		}
+	}
+	if !speculate || !bare {
+		return
+	}
+	for i := range t.bare {
+		g := &t.bare[i]
+		n := t.bareMarks.Columns()
+		q.columns, q.columns2 = grown(q.columns, n), grown(q.columns2, n)
+		q.matcher.MatchBoth(t.blank, t.bareMarks, q.chains[g.size], g.want, nil, q.columns, q.columns2)
+		for _, m := range g.members {
+			q.marked[m.endpoint] = q.columns[m.column]
+		}
+	}
+}
+
+// carefulOf returns the columns of a group whose digest may have holes just now.
+func (q *query) carefulOf(t *table, g *group) []uint64 {
+	any := false
+	q.careful = slices.Grow(q.careful[:0], len(g.want))[:len(g.want)]
+	clear(q.careful)
+	for _, m := range g.members {
+		if gapOpen(t.slots[m.endpoint].live) {
+			q.careful[m.column/64] |= 1 << (m.column % 64)
+			any = true
+		}
+	}
+	if !any {
+		return nil
+	}
+	return q.careful
+}
+
+func grown(s []int32, n int) []int32 { return slices.Grow(s[:0], n)[:n] }
+
+// bound tells a waiting query that other's blocks are now marked on an endpoint: it matches there at least what the two
+// prompts share. Chains of one prefix are equal up to where they part.
+func (q *query) bound(other *query, endpoint int) {
+	if q.table != other.table {
+		return // q is matched anew before it is priced
+	}
+	s := &q.table.slots[endpoint]
+	a, b := q.chains[s.size], other.chains[s.size]
+	n := min(len(a), len(b))
+	if n == 0 || a[0] != b[0] {
+		return
+	}
+	low, high := 1, n // a[:low] == b[:low]
+	for low < high {
+		if mid := (low + high + 1) / 2; a[mid-1] == b[mid-1] {
+			low = mid
+		} else {
+			high = mid - 1
+		}
+	}
+	shared := int32(low)
+	q.both[endpoint] = max(q.both[endpoint], shared)
+	q.marked[endpoint] = max(q.marked[endpoint], shared)
+}

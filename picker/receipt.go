@@ -1,0 +1,230 @@
+package picker
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/picker/score"
+)
+
+// Receipt says why a request went where it went.
+type Receipt struct {
+	RequestID             string      `json:"request_id"`
+	Time                  time.Time   `json:"time"` // of the decision
+	Model                 string      `json:"model,omitempty"`
+	Policy                string      `json:"policy"`
+	Reason                string      `json:"reason"` // see Decision
+	Endpoint              string      `json:"endpoint"`
+	Rung                  Rung        `json:"rung"`
+	PromptRung            string      `json:"prompt_rung,omitempty"`
+	PromptTokens          int         `json:"prompt_tokens"`
+	PromptBlocks          int         `json:"prompt_blocks"`
+	MatchedBlocks         int         `json:"matched_blocks"`
+	PredictedCachedTokens int         `json:"predicted_cached_tokens"`
+	HeldMs                float64     `json:"held_ms"`
+	Candidates            []Candidate `json:"candidates"`        // cheapest first; the chosen one is always among them
+	Considered            int         `json:"considered"`        // candidates in all
+	Outcome               *Answer     `json:"outcome,omitempty"` // nil until the request has ended
+}
+
+// Candidate is what one endpoint would have cost.
+type Candidate struct {
+	Endpoint      string  `json:"endpoint"`
+	Rung          Rung    `json:"rung"`
+	MatchedBlocks int     `json:"matched_blocks"` // in its cache, or marked
+	DigestBlocks  int     `json:"digest_blocks"`  // by its digest alone
+	DigestAgeMs   float64 `json:"digest_age_ms"`  // -1: no agent
+	Trust         float64 `json:"trust"`          // share of the match that is believed
+	Ready         bool    `json:"ready"`
+	Stale         bool    `json:"stale,omitempty"`
+	Full          bool    `json:"full,omitempty"`
+	WaitMs        float64 `json:"wait_ms"` // until it could start
+	CostMs        float64 `json:"cost_ms"` // sum of the terms
+	score.Terms
+}
+
+// Answer is what became of a request.
+type Answer struct {
+	Status       int     `json:"status"`
+	Error        string  `json:"error,omitempty"`
+	CachedTokens int     `json:"cached_tokens"` // -1 unknown
+	PromptTokens int     `json:"prompt_tokens"`
+	OutputTokens int     `json:"output_tokens"`
+	TookMs       float64 `json:"took_ms"` // from the decision on
+}
+
+// receipt explains a decision by the candidates that were last priced, at most limit of them (0: all). Caller holds p.mu.
+func (p *Picker) receipt(now time.Time, q *query, d *Decision, limit int) Receipt {
+	r := Receipt{
+		RequestID: q.req.ID, Time: now, Model: q.req.Model, Policy: d.Policy, Reason: d.Reason,
+		Endpoint: d.Endpoint.ID, Rung: d.Rung, PromptRung: q.req.PromptRung,
+		PromptTokens: q.tokens, PromptBlocks: d.PromptBlocks, MatchedBlocks: d.MatchedBlocks,
+		PredictedCachedTokens: d.PredictedCachedTokens, HeldMs: ms(d.Held), Considered: len(q.candidates),
+	}
+	if limit <= 0 || limit > len(q.candidates) {
+		limit = len(q.candidates)
+	}
+	p.cheapest = append(p.cheapest[:0], q.candidates...)
+	chosen := func(c *score.Candidate) bool { return q.table.endpoints[c.Index].public.ID == d.Endpoint.ID }
+	slices.SortFunc(p.cheapest, func(a, b score.Candidate) int {
+		return cmp.Compare(a.Wait+a.Cost, b.Wait+b.Cost)
+	})
+	if at := slices.IndexFunc(p.cheapest, func(c score.Candidate) bool { return chosen(&c) }); at >= limit {
+		p.cheapest[limit-1] = p.cheapest[at]
+	}
+	r.Candidates = p.receipts.candidates(limit)
+	for _, c := range p.cheapest[:limit] {
+		r.Candidates = append(r.Candidates, p.explained(q, c))
+	}
+	return r
+}
+
+func (p *Picker) explained(q *query, c score.Candidate) Candidate {
+	e := q.table.endpoints[c.Index]
+	out := Candidate{
+		Endpoint: e.public.ID, Rung: p.rung(q, c.Index), DigestAgeMs: -1, Trust: 1,
+		Ready: c.Ready, Stale: c.Stale, Full: c.Full, WaitMs: c.Wait, CostMs: c.Cost, Terms: c.Terms,
+	}
+	out.MatchedBlocks, out.DigestBlocks = p.matchedBlocks(q, c.Index)
+	if e.age >= 0 {
+		out.DigestAgeMs = ms(e.age)
+	}
+	if out.Rung <= RungSuspect {
+		out.Trust = e.trust()
+	}
+	return out
+}
+
+// Explain returns the receipt that a request would get now, with all candidates. Nothing is bound. The endpoint is empty
+// if the request would be held. Errors are those of Pick.
+func (p *Picker) Explain(ctx context.Context, req Request) (Receipt, error) {
+	if err := ctx.Err(); err != nil {
+		return Receipt{}, err
+	}
+	now := time.Now()
+	q := p.prepared(now, req)
+	defer p.release(q)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freshen(now)
+	if t := p.table.Load(); q.table != t {
+		if err := p.rematch(now, q, t); err != nil {
+			return Receipt{}, err
+		}
+	}
+	policy := p.policy.Load()
+	q.policy = policy.of(req.session())
+	c := p.price(now, q)
+	if len(c) == 0 {
+		return Receipt{}, ErrNoEndpoints
+	}
+	i, reason := p.choose(q, c, policy)
+	d := Decision{RequestID: req.ID, Policy: q.policy, Reason: reason, PromptBlocks: q.tokens / q.table.slots[c[0].Index].blockSize}
+	if i >= 0 {
+		s := &q.table.slots[c[i].Index]
+		d.Endpoint, d.Rung = q.table.endpoints[c[i].Index].public, p.rung(q, c[i].Index)
+		d.MatchedBlocks, _ = p.matchedBlocks(q, c[i].Index)
+		d.PredictedCachedTokens = predicted(q, d.MatchedBlocks, s.blockSize)
+		d.PromptBlocks = q.tokens / s.blockSize
+	}
+	r := p.receipt(now, q, &d, 0)
+	r.Candidates = slices.Clone(r.Candidates)
+	return r, nil
+}
+
+// Receipt returns the receipt of a request, if it is still kept. Of several decisions for one ID the last counts.
+func (p *Picker) Receipt(requestID string) (Receipt, bool) { return p.receipts.get(requestID) }
+
+// Receipts returns the last n receipts, newest first.
+func (p *Picker) Receipts(n int) []Receipt { return p.receipts.last(n) }
+
+// receipts is a ring of the last decisions. Safe for concurrent use; candidates belongs to the holder of Picker.mu.
+type receipts struct {
+	mu     sync.Mutex // guards what follows
+	ring   []Receipt
+	added  int
+	byID   map[string]int // index in ring
+	nobody []Candidate    // scratch where nothing is kept
+}
+
+func (r *receipts) init(n int) {
+	r.ring, r.byID = make([]Receipt, n), make(map[string]int, n)
+}
+
+// candidates returns an empty list with room for n, the one of the receipt that goes next where it fits.
+func (r *receipts) candidates(n int) []Candidate {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ring) == 0 {
+		r.nobody = slices.Grow(r.nobody[:0], n)
+		return r.nobody
+	}
+	old := &r.ring[r.added%len(r.ring)]
+	list := old.Candidates[:0]
+	old.Candidates = nil // nobody may read what is being filled
+	return slices.Grow(list, n)
+}
+
+func (r *receipts) add(rec Receipt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ring) == 0 {
+		return
+	}
+	at := r.added % len(r.ring)
+	if old := r.ring[at].RequestID; old != "" && r.byID[old] == at {
+		delete(r.byID, old)
+	}
+	r.ring[at] = rec
+	if rec.RequestID != "" {
+		r.byID[rec.RequestID] = at
+	}
+	r.added++
+}
+
+// finish adds the outcome to the receipt of a request.
+func (r *receipts) finish(requestID string, took time.Duration, o Outcome) {
+	a := &Answer{
+		Status: o.Status, CachedTokens: o.CachedTokens, PromptTokens: o.PromptTokens, OutputTokens: o.OutputTokens,
+		TookMs: ms(took),
+	}
+	if o.Err != nil {
+		a.Error = o.Err.Error()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at, ok := r.byID[requestID]; ok {
+		r.ring[at].Outcome = a
+	}
+}
+
+func (r *receipts) get(requestID string) (Receipt, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at, ok := r.byID[requestID]
+	if !ok {
+		return Receipt{}, false
+	}
+	return r.ring[at].copied(), true
+}
+
+func (r *receipts) last(n int) []Receipt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n = max(0, min(n, r.added, len(r.ring)))
+	out := make([]Receipt, 0, n)
+	for i := range n {
+		out = append(out, r.ring[(r.added-1-i)%len(r.ring)].copied())
+	}
+	return out
+}
+
+// copied returns a receipt that doesn't share its list with the ring.
+func (r *Receipt) copied() Receipt {
+	c := *r
+	c.Candidates = slices.Clone(r.Candidates)
+	return c
+}

@@ -1,0 +1,229 @@
+package picker
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/wire"
+)
+
+// How often Run looks, network and gateway times all: they don't scale with the engines.
+const (
+	leastPause  = 2 * time.Millisecond   // between two looks at what waits, however many ticks come
+	heldPause   = 25 * time.Millisecond  // at most, while requests wait: patience grows with age alone
+	idlePause   = 50 * time.Millisecond  // at most: staleness must show
+	repairPause = 20 * time.Millisecond  // between two questions to the view
+	probePause  = 100 * time.Millisecond // between two looks for endpoints to be probed
+)
+
+// Run listens to the gossip, expires what is in flight and gives held requests their opportunities, until ctx ends. Then
+// it binds every held request at once, and returns when all it started has ended: nil, or why gossip could not start.
+func (p *Picker) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	var gossip error
+	if p.mesh != nil {
+		wg.Go(func() {
+			defer cancel()
+			gossip = p.mesh.Run(ctx)
+		})
+		wg.Go(func() { every(ctx, repairPause, p.repair) })
+	}
+	if p.cfg.Probe != nil {
+		wg.Go(func() { every(ctx, probePause, func(now time.Time) { p.probe(ctx, &wg, now) }) })
+	}
+	p.mu.Lock()
+	p.running = true
+	p.mu.Unlock()
+
+	p.loop(ctx)
+
+	p.Drain()
+	p.mu.Lock()
+	p.running = false
+	p.mu.Unlock()
+	wg.Wait()
+	return gossip
+}
+
+func every(ctx context.Context, pause time.Duration, do func(now time.Time)) {
+	t := time.NewTicker(pause)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			do(time.Now())
+		}
+	}
+}
+
+// loop gives held requests an opportunity at each tick, predicted end of a prefill and end of a hold.
+func (p *Picker) loop(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-p.wake:
+			// Many ticks make one look.
+			pause := time.NewTimer(leastPause)
+			select {
+			case <-ctx.Done():
+				pause.Stop()
+				return
+			case <-pause.C:
+			}
+		}
+		now := time.Now()
+		p.mu.Lock()
+		if now.Sub(p.refreshed) >= idlePause {
+			p.refreshAll(now)
+		}
+		p.freshen(now)
+		p.pump(now)
+		next := p.nextLook(now)
+		p.mu.Unlock()
+		timer.Reset(next)
+	}
+}
+
+// changed marks the endpoint of a stream that has ticked. It is called by the view's writer.
+func (p *Picker) changed(key wire.Key) {
+	if t := p.table.Load(); t != nil {
+		if e := t.byKey[key]; e != nil {
+			e.dirty.Store(true)
+		}
+	}
+	p.wakeUp()
+}
+
+func (p *Picker) wakeUp() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// freshen takes over what has changed since the last call. Caller holds p.mu.
+func (p *Picker) freshen(now time.Time) {
+	t := p.table.Load()
+	if snap := p.view.Snapshot(); snap != t.snapshot {
+		p.rebuild(now, snap)
+		return
+	}
+	for i, e := range t.endpoints {
+		if e.dirty.Load() && e.dirty.Swap(false) {
+			p.refresh(now, t, i)
+		}
+	}
+}
+
+func (p *Picker) refresh(now time.Time, t *table, i int) {
+	e := t.endpoints[i]
+	epoch := e.epoch
+	e.refresh(now, t.clock(now), &t.slots[i], p.fleet, &p.cfg)
+	if e.epoch != epoch && epoch != 0 {
+		p.marks.forget(t, i) // the engine has restarted with an empty cache
+	}
+	p.arrived(now, t, i)
+}
+
+// refreshAll takes over everything, including what changes by time alone. Caller holds p.mu.
+func (p *Picker) refreshAll(now time.Time) {
+	p.refreshed = now
+	t := p.table.Load()
+	bare := false
+	p.fleetPrefill(t)
+	for i, e := range t.endpoints {
+		e.dirty.Store(false)
+		p.refresh(now, t, i)
+		bare = bare || !p.hasDigest(t, i)
+	}
+	p.bare.Store(bare)
+	p.heedVerdicts(t)
+	p.marks.rotate(now, p.cfg.Speculation.Life)
+}
+
+// fleetPrefill sets what is assumed of an endpoint whose speed nobody has measured: the mean of those that were.
+func (p *Picker) fleetPrefill(t *table) {
+	sum, n := p.cfg.Score.prefill(), 0.0
+	for i := range t.slots {
+		if t.slots[i].live == nil {
+			continue
+		}
+		l := t.slots[i].live.Facts()
+		if !l.HasLoad || !l.Load.PrefillFitted || l.Load.PrefillPerToken <= 0 {
+			continue
+		}
+		m := modelOf(&l.Load)
+		if n == 0 {
+			sum = m
+		} else {
+			sum.Overhead += m.Overhead
+			sum.PerToken += m.PerToken
+			sum.Quadratic += m.Quadratic
+		}
+		n++
+	}
+	if n > 1 {
+		sum = sum.Scaled(n)
+	}
+	p.fleet = sum
+}
+
+// nextLook returns how long nothing can happen that Run is not told of. Caller holds p.mu.
+func (p *Picker) nextLook(now time.Time) time.Duration {
+	next := idlePause
+	if p.queue.Len() == 0 {
+		return next
+	}
+	next = heldPause
+	earlier := func(t time.Time) {
+		if !t.IsZero() {
+			next = min(next, t.Sub(now))
+		}
+	}
+	earlier(p.queue.Due())
+	lead := duration(p.params.ReadyWithin)
+	for _, e := range p.table.Load().endpoints {
+		if end := e.ledger.NextEnd(); !end.IsZero() {
+			earlier(end.Add(-lead))
+		}
+	}
+	return max(next, leastPause)
+}
+
+// probe asks the hosts whose backoff is over whether they answer.
+func (p *Picker) probe(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range p.hosts {
+		if !h.out || h.probing || now.Before(h.until) || len(h.ranks) == 0 {
+			continue
+		}
+		h.probing = true
+		target := h.ranks[0].public
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, p.cfg.Failure.ProbeTimeout)
+			defer cancel()
+			err := p.cfg.Probe(ctx, target)
+			now := time.Now()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			h.probing = false
+			if err != nil {
+				h.failed(now, &p.cfg.Failure)
+				return
+			}
+			h.answered()
+			p.log.Info("endpoint answers again", keyEndpoint, target.ID)
+			p.pump(now)
+		})
+	}
+}

@@ -1,0 +1,119 @@
+package picker
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// fault is one thing wrong with a configuration.
+type fault struct{ field, value, problem, remedy string }
+
+// Error is the problem alone: who shows it adds field, value and remedy.
+func (f *fault) Error() string { return f.problem }
+
+// Field is the name as in a configuration file, outermost first, with dots.
+func (f *fault) Field() string { return f.field }
+
+// Value is the value that is wrong.
+func (f *fault) Value() string { return f.value }
+
+// Remedy says what to do.
+func (f *fault) Remedy() string { return f.remedy }
+
+// Validate joins all faults of c. Each has the methods Field, Value and Remedy.
+func (c Config) Validate() error {
+	var faults []error
+	add := func(bad bool, field string, value any, problem, remedy string) {
+		if bad {
+			faults = append(faults, &fault{field, fmt.Sprint(value), problem, remedy})
+		}
+	}
+	positive := func(field string, d time.Duration) {
+		add(d <= 0, field, d, "is not positive", "give a duration such as 500ms")
+	}
+	notNegative := func(field string, v float64) {
+		add(!(v >= 0), field, v, "is negative", "give 0 or more")
+	}
+	share := func(field string, v float64) {
+		add(!(v >= 0 && v <= 1), field, v, "is no share", "give a number from 0 to 1")
+	}
+	atLeast := func(field string, v, least int) {
+		add(v < least, field, v, "is too small", fmt.Sprintf("give at least %d", least))
+	}
+
+	for _, e := range c.Endpoints {
+		_, _, err := parseEndpoint(e)
+		add(err != nil, "endpoints", e, fmt.Sprint("is no endpoint: ", err), "give http://host:port or host:port")
+	}
+	atLeast("block-size", c.BlockSize, 1)
+	if err := c.Policy.validate(); err != nil {
+		faults = append(faults, err)
+	}
+
+	notNegative("hold.max-age", c.Hold.MaxAge.Seconds())
+	share("hold.deadline-share", c.Hold.DeadlineShare)
+	atLeast("hold.max-requests", c.Hold.MaxRequests, 0)
+	notNegative("hold.max-bytes", float64(c.Hold.MaxBytes))
+	notNegative("hold.patience", c.Hold.Patience)
+	notNegative("hold.age-credit", c.Hold.AgeCredit)
+	notNegative("hold.age-growth", c.Hold.AgeGrowth.Seconds())
+	atLeast("hold.max-scan", c.Hold.MaxScan, 1)
+	atLeast("hold.max-bound", c.Hold.MaxBound, 1)
+	positive("hold.retry-after", c.Hold.RetryAfter)
+
+	notNegative("score.spread", c.Score.Spread)
+	atLeast("score.min-match", c.Score.MinMatch, 0)
+	positive("score.victim-tau", c.Score.VictimTau)
+	notNegative("score.lower-tier-per-token", float64(c.Score.LowerTierPerToken))
+	notNegative("score.interference", c.Score.Interference)
+	notNegative("score.ready-within", c.Score.ReadyWithin.Seconds())
+	positive("score.memory-wait", c.Score.MemoryWait)
+	atLeast("score.output-tokens", c.Score.OutputTokens, 1)
+	notNegative("score.prefill-overhead", c.Score.PrefillOverhead.Seconds())
+	positive("score.prefill-per-token", c.Score.PrefillPerToken)
+	notNegative("score.prefill-quadratic", c.Score.PrefillQuadratic)
+
+	positive("speculation.life", c.Speculation.Life)
+	atLeast("speculation.blocks", c.Speculation.Blocks, 1)
+
+	if c.Gossip.Enabled {
+		atLeast("gossip.max-streams", c.Gossip.MaxStreams, 1)
+		positive("gossip.stale-after", c.Gossip.StaleAfter)
+	}
+	positive("failure.backoff-min", c.Failure.BackoffMin)
+	add(c.Failure.BackoffMax < c.Failure.BackoffMin, "failure.backoff-max", c.Failure.BackoffMax,
+		"is shorter than failure.backoff-min", "give a longer one")
+	positive("failure.probe-timeout", c.Failure.ProbeTimeout)
+	share("failure.verdict-share", c.Failure.VerdictShare)
+	atLeast("receipts", c.Receipts, 0)
+	atLeast("receipt-candidates", c.ReceiptCandidates, 1)
+	return errors.Join(faults...)
+}
+
+// parseEndpoint splits "http://host:port/" or "host:port" into the address host:port and the URL without a path.
+func parseEndpoint(s string) (address, link string, err error) {
+	if !strings.Contains(s, "://") {
+		s = "http://" + s
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil:
+		return "", "", errors.New("it can't be read as a URL")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return "", "", fmt.Errorf("scheme %q", u.Scheme)
+	case u.Hostname() == "":
+		return "", "", errors.New("no host")
+	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil:
+		return "", "", errors.New("only scheme, host and port count")
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	address = net.JoinHostPort(u.Hostname(), port)
+	return address, u.Scheme + "://" + u.Host, nil
+}
