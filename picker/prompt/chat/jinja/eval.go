@@ -146,7 +146,11 @@ func (s textStmt) exec(e *env) control {
 
 func (s *printStmt) exec(e *env) control {
 	defer at(s.line)
-	e.out = appendStr(e.out, s.x.eval(e))
+	if sum, ok := s.x.(*sumExpr); ok {
+		sum.print(e)
+	} else {
+		e.out = appendStr(e.out, s.x.eval(e))
+	}
 	return ctlNext
 }
 

@@ -24,6 +24,11 @@ type (
 		a, b expr
 		line int
 	}
+	// sumExpr is a + b + c...: mostly text, which is put together once.
+	sumExpr struct {
+		parts []expr
+		line  int
+	}
 	compareExpr struct {
 		first expr
 		ops   []string
@@ -130,24 +135,81 @@ func (x *negExpr) eval(e *env) any {
 	return -f
 }
 
+func (x *sumExpr) eval(e *env) any {
+	defer at(x.line)
+	first := x.parts[0].eval(e)
+	s, ok := first.(string)
+	if !ok {
+		return x.fold(e, first)
+	}
+	b := []byte(s)
+	for _, p := range x.parts[1:] {
+		b = append(b, text(p.eval(e))...)
+	}
+	return string(b)
+}
+
+// print is eval for {{ }}: text goes to the output part by part. A macro among
+// the parts captures what it prints behind that.
+func (x *sumExpr) print(e *env) {
+	defer at(x.line)
+	first := x.parts[0].eval(e)
+	s, ok := first.(string)
+	if !ok {
+		e.out = appendStr(e.out, x.fold(e, first))
+		return
+	}
+	e.out = append(e.out, s...)
+	for _, p := range x.parts[1:] {
+		s := text(p.eval(e))
+		e.out = append(e.out, s...)
+	}
+}
+
+// fold adds the other parts to the first, which is no text.
+func (x *sumExpr) fold(e *env, sum any) any {
+	for _, p := range x.parts[1:] {
+		sum = add(sum, p.eval(e))
+	}
+	return sum
+}
+
+// text is a part of a sum that began with text.
+func text(v any) string {
+	s, ok := v.(string)
+	if !ok {
+		fail("cannot compute str + %s", typeName(v))
+	}
+	return s
+}
+
+func add(a, b any) any {
+	switch a := a.(type) {
+	case string:
+		if s, ok := b.(string); ok {
+			return a + s
+		}
+	case *List:
+		if l, ok := b.(*List); ok && a.tuple == l.tuple {
+			return &List{Items: append(a.Items[:len(a.Items):len(a.Items)], l.Items...), tuple: a.tuple}
+		}
+	}
+	i, f, isInt, ok := number(a)
+	j, g, isInt2, ok2 := number(b)
+	if !ok || !ok2 {
+		fail("cannot compute %s + %s", typeName(a), typeName(b))
+	}
+	return arithmetic("+", i, j, f, g, isInt && isInt2)
+}
+
 func (x *binaryExpr) eval(e *env) any {
 	defer at(x.line)
 	a, b := x.a.eval(e), x.b.eval(e)
 	if x.op == "~" {
 		return toStr(a) + toStr(b)
 	}
-	if s, ok := a.(string); ok {
-		if t, ok := b.(string); ok && x.op == "+" {
-			return s + t
-		}
-		if x.op == "%" {
-			fail("formatting with %% is not supported")
-		}
-	}
-	if l, ok := a.(*List); ok {
-		if m, ok := b.(*List); ok && x.op == "+" && l.tuple == m.tuple {
-			return &List{Items: append(l.Items[:len(l.Items):len(l.Items)], m.Items...), tuple: l.tuple}
-		}
+	if _, ok := a.(string); ok && x.op == "%" {
+		fail("formatting with %% is not supported")
 	}
 	i, f, isInt, ok := number(a)
 	j, g, isInt2, ok2 := number(b)

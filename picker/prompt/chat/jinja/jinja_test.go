@@ -99,6 +99,15 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// TestPrintWithMacro holds the output apart from what a macro inside a printed
+// sum captures.
+func TestPrintWithMacro(t *testing.T) {
+	got, err := render("{% macro m(x) %}<{{ 'long text before ' + x }}>{% endmacro %}start {{ 'ab' + m('q' + m('r')) + 'c' }}{{ [1] + [2] }}{{ 1 + 2 }}", nil)
+	if want := "start ab<long text before q<long text before r>>c[1, 2]3"; got != want || err != nil {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
 func TestStrftime(t *testing.T) {
 	got, err := render("{{ strftime_now('%d %b %Y, %-d %B %H:%M:%S %p %% %F') }}", nil)
 	if want := "09 Mar 2026, 9 March 04:05:06 AM % 2026-03-09"; got != want || err != nil {

@@ -107,7 +107,14 @@ func (p *parser) binary(ops []string, operand func() expr) expr {
 	x := operand()
 	for p.cur().kind == tOp && slices.Contains(ops, p.cur().val) {
 		op := p.next()
-		x = &binaryExpr{op.val, x, operand(), op.line}
+		right := operand()
+		if s, ok := x.(*sumExpr); ok && op.val == "+" {
+			s.parts = append(s.parts, right)
+		} else if op.val == "+" {
+			x = &sumExpr{[]expr{x, right}, op.line}
+		} else {
+			x = &binaryExpr{op.val, x, right, op.line}
+		}
 	}
 	return x
 }
