@@ -49,8 +49,12 @@ func (s *Set) checkSum() {
 
 // counts reports whether events of a group count. Only one group does: of a hybrid
 // model's the first with full attention, since windows and states of the other groups
-// say nothing about a prefix; while no kind is known, group 0.
-func (s *Set) counts(group int, kind string) bool {
+// say nothing about a prefix; while no kind is known, group 0. Lower tiers often name
+// no group: their hashes decide.
+func (s *Set) counts(group int, kind string, gpu bool) bool {
+	if group < 0 && !gpu {
+		return true
+	}
 	group = max(group, 0)
 	if kind != "" && len(s.kinds) < 64 {
 		full := fullAttention(kind)
@@ -81,7 +85,7 @@ func (s *Set) store(ev *kvevent.Stored, rest []kvevent.Event, now int64) {
 	switch {
 	case len(ev.Hashes) == 0: // all blocks of the run were left out
 		return
-	case !s.counts(ev.Group, ev.SpecKind):
+	case !s.counts(ev.Group, ev.SpecKind, gpu):
 		s.stats.OtherGroup += uint64(len(ev.Hashes))
 		return
 	}
@@ -339,11 +343,11 @@ func (s *Set) take(i int32, gpu, low int32, now int64) {
 }
 
 func (s *Set) remove(ev *kvevent.Removed, now int64) {
-	if !s.counts(ev.Group, "") {
+	gpu := kvevent.IsDevice(ev.Medium)
+	if !s.counts(ev.Group, "", gpu) {
 		s.stats.OtherGroup += uint64(len(ev.Hashes))
 		return
 	}
-	gpu := kvevent.IsDevice(ev.Medium)
 	s.lowerRemovals = s.lowerRemovals || !gpu
 	s.stats.Removed += uint64(len(ev.Hashes))
 	for _, h := range ev.Hashes {
@@ -372,7 +376,7 @@ func (s *Set) clear(now int64) {
 			s.take(int32(i), e.gpu, low, now)
 		}
 	}
-	s.partial, s.suspect = false, false
+	s.partial, s.suspect, s.victim = false, false, 0
 }
 
 // Expire forgets lower-tier blocks past LowerTTL, see there. It looks at every block:

@@ -95,6 +95,8 @@ func TestApply(t *testing.T) {
 			&kvevent.Removed{Hashes: []uint64{3}, Group: 1}}, ask: p, gpu: 3, all: 3, check: func(s Stats) bool { return s.OtherGroup == 2 }},
 		{name: "full attention is not group 0", events: []kvevent.Event{with(store(0, p[:4], 9), group(0, "mamba")), with(store(0, p, 1, 2, 3), group(2, "mla_attention")),
 			&kvevent.Removed{Hashes: []uint64{3}, Group: 0}}, ask: p, gpu: 3, all: 3},
+		{name: "lower tiers name no group", events: []kvevent.Event{with(store(0, p, 1, 2, 3), group(2, "full_attention")), placeholder(1, 2, 3), removed("CPU", 3),
+			&kvevent.Removed{Hashes: []uint64{1, 2, 3}, Medium: "GPU", Group: 2}}, ask: p, gpu: 0, all: 2},
 		{name: "kind unknown: group 0", events: []kvevent.Event{with(store(0, p, 1, 2, 3), group(0, "")), with(store(0, child, 4), group(1, ""))}, ask: p, gpu: 3, all: 3},
 		{name: "CPU placeholder (T11)", events: []kvevent.Event{store(0, p, 1, 2, 3), placeholder(1, 2, 3), removed("GPU", 3)}, ask: p, gpu: 2, all: 3},
 		{name: "CPU placeholder of unknown blocks", events: []kvevent.Event{placeholder(1)}, ask: p, check: func(s Stats) bool { return s.Unpaired == 1 && s.Lower == 0 }},
@@ -253,6 +255,9 @@ func TestVictimIdle(t *testing.T) {
 		{"its rest is as old", removed("GPU", 12), 20 * time.Second},
 		{"then the other chain", removed("GPU", 11), 10 * time.Second},
 		{"from its tail, used as late", removed("GPU", 3), 10 * time.Second},
+		{"a new block changes nothing", store(0, prompt(300, 1), 31), 10 * time.Second},
+		{"what outlives an evicted block was used after it", removed("GPU", 31), 0},
+		{"nothing evicted, nothing known", &kvevent.Cleared{}, 0},
 	} {
 		if step.ev != nil {
 			s.Apply(at(30), kvevent.Batch{Events: []kvevent.Event{step.ev}})

@@ -88,7 +88,8 @@ type Set struct {
 	nodes     []node // by canonical hash; node 0 is the root of all prompts
 	freeNodes []int32
 	byCanon   map[blockhash.Hash]int32
-	lru       list // leaves of the GPU tier, oldest use first
+	lru       list  // leaves of the GPU tier, oldest use first
+	victim    int64 // latest use of a block since evicted, unix nanoseconds
 
 	dirty []int32 // nodes whose residency may have changed since the last flush
 	stack []int32
@@ -147,7 +148,7 @@ func (s *Set) Reset() {
 	s.nodes, s.freeNodes = make([]node, 1), nil
 	s.nodes[0].visible = [numTiers]bool{true, true}
 	s.byCanon = map[blockhash.Hash]int32{}
-	s.lru = list{}
+	s.lru, s.victim = list{}, 0
 	s.dirty = s.dirty[:0]
 	s.orphans, s.blockSize, s.group, s.kinds = 0, 0, -1, map[int]bool{}
 	s.lowerRemovals, s.partial, s.suspect = false, false, false
@@ -226,11 +227,12 @@ func (s *Set) Copies(t Tier) iter.Seq2[uint64, int] {
 
 // VictimIdle estimates how long the next block to be evicted has been unused, 0 if
 // nothing is held. Engines evict the least recently used block; a block counts as used
-// when it or a block after it is stored. Hits emit no event, so that the true age can
-// be lower.
+// when it or a block after it is stored. Hits emit no event, but evictions tell of
+// them: what outlives an evicted block was used after it.
 func (s *Set) VictimIdle(now time.Time) time.Duration {
 	if s.lru.front == 0 {
 		return 0
 	}
-	return max(0, time.Duration(now.UnixNano()-s.nodes[s.lru.front].used))
+	used := max(s.nodes[s.lru.front].used, s.victim)
+	return max(0, time.Duration(now.UnixNano()-used))
 }

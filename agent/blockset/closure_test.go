@@ -228,8 +228,8 @@ func reload(t *testing.T, s *Set, sink *order, now time.Time) *Set {
 	if d := cmp.Diff(maps.Collect(s.Copies(All)), maps.Collect(fresh.Copies(All))); d != "" {
 		t.Errorf("copies after a snapshot (-before +after):\n%s", d)
 	}
-	if a, b := s.VictimIdle(now), fresh.VictimIdle(now); (a - b).Abs() > time.Second {
-		t.Errorf("victims' idle age %v before, %v after a snapshot", a, b)
+	if a, b := now.UnixNano()-s.nodes[s.lru.front].used, now.UnixNano()-fresh.nodes[fresh.lru.front].used; a/1e9 != b/1e9 {
+		t.Errorf("oldest leaf unused for %v before, %v after a snapshot", time.Duration(a), time.Duration(b))
 	}
 	checkInvariants(t, fresh)
 	return fresh

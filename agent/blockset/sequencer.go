@@ -84,7 +84,9 @@ const (
 // restart can look like a gap.
 //
 // The replay is asked for from the last number applied, not the next: if that batch
-// comes back with other bytes, the engine is another one.
+// comes back with other bytes, the engine is another one. A restart whose first batch
+// seen carries the number after the old engine's last shows in no number at all:
+// report each new connection and, where it is known, the process start time.
 //
 // The methods return slices that are valid until the next call. A Sequencer is not
 // safe for concurrent use and keeps payloads only while a replay runs.

@@ -77,6 +77,7 @@ func (s *Set) change(i int32, gpu, low int32, now int64) {
 		}
 	case !is && was:
 		s.stats.Blocks--
+		s.victim = max(s.victim, n.used)
 		if n.inLRU {
 			s.lruRemove(i)
 		}
