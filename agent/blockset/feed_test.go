@@ -6,6 +6,7 @@ import (
 
 	"github.com/grapevine-llm/grapevine/agent/blockset"
 	"github.com/grapevine-llm/grapevine/agent/blockset/blocksettest"
+	"github.com/grapevine-llm/grapevine/agent/kvevent"
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 )
 
@@ -168,4 +169,22 @@ func FuzzRestart(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestFeedTrouble: what cannot be decoded counts as a gap, what is odd is counted.
+func TestFeedTrouble(t *testing.T) {
+	e := newEngine(t, blockset.Config{}, false)
+	var lost []uint64
+	odd := map[kvevent.Reason]int{}
+	e.Lost = func(seq uint64, err error) { lost = append(lost, seq) }
+	e.Odd = func(r kvevent.Reason, n int) { odd[r] += n }
+
+	e.live(0, []byte("\x92\x00\x92\xc0\x91\xa3New\x00")) // [0, [nil, ["New"]]] and a byte behind it
+	if e.Set.Suspect() || odd[kvevent.ReasonEventForm] != 1 || odd[kvevent.ReasonUnknownTag] != 1 || odd[kvevent.OddTrailing] != 1 {
+		t.Errorf("suspect %v, odd %v, want three reasons once each", e.Set.Suspect(), odd)
+	}
+	out := e.live(1, []byte("\xc1"))
+	if !e.Set.Suspect() || len(lost) != 1 || lost[0] != 1 || out.Applied != 1 {
+		t.Errorf("suspect %v, lost %v, outcome %+v, want batch 1 lost", e.Set.Suspect(), lost, out)
+	}
 }
