@@ -19,7 +19,7 @@ type node struct {
 	hash  uint64
 	up    bool
 	heard time.Time // last packet, or the moment it left
-	claim wire.Key  // a stream that it sends with too low an epoch; zero: none
+	claim wire.Key  // a stream that it sends with too low an epoch or number; zero: none
 
 	helloAt   time.Time // next HELLO; zero: nothing to ask
 	helloLast time.Time
@@ -113,7 +113,10 @@ func (v *View) sayHello(now time.Time, n *node) []byte {
 			continue
 		}
 		k := wire.KnownStream{Key: s.key, Epoch: s.epoch}
-		if s.problem == "" && !s.lost && s.wanted() == 0 {
+		switch {
+		case s.key == n.claim:
+			k.TickNo = s.newest
+		case s.problem == "" && !s.lost && s.wanted() == 0:
 			k.TickNo = s.applied
 		}
 		h.Known = append(h.Known, k)

@@ -95,6 +95,16 @@ func TestEndsExact(t *testing.T) {
 			w.run(time.Second, 10)
 			forged := wire.Tick{Key: w.agents[0].key(), Epoch: 1 << 50, TickNo: 9, Interval: time.Second}
 			w.net.Send(1, w.gateways[0].hash, forged.Append(nil, 1), false)
+			w.run(step, 0)
+			if w.fault(w.gateways[0], w.agents[0]) == "" {
+				w.t.Error("the forged epoch had no effect: the test is void")
+			}
+		}, 5 * time.Second},
+		{"a forged tick number", good, func(w *world) {
+			w.run(time.Second, 10)
+			forged := wire.Tick{Key: w.agents[0].key(), Epoch: w.agents[0].pub.Epoch(), TickNo: 1<<64 - 1, Interval: time.Second}
+			w.net.Send(1, w.gateways[0].hash, forged.Append(nil, 1), false)
+			w.run(time.Second, 10)
 		}, 5 * time.Second},
 		{"the block size becomes known", good, func(w *world) {
 			for _, a := range w.agents {

@@ -135,7 +135,7 @@ func (l *Live) Stale(now time.Time) bool {
 
 func (l *Live) hear(now time.Time, t *wire.Tick) {
 	f := *l.Facts()
-	f.Epoch, f.TickNo, f.LastTick, f.Interval, f.Flags = t.Epoch, t.TickNo, now, t.Interval, t.Flags
+	f.Epoch, f.TickNo, f.LastTick, f.Interval, f.Flags = t.Epoch, t.TickNo, now, min(t.Interval, maxInterval), t.Flags
 	if t.HasLoad {
 		f.Load, f.HasLoad = t.Load, true
 	}

@@ -80,6 +80,10 @@ func (v *View) tick(now time.Time, h wire.Header, t *wire.Tick) error {
 	}
 	at, known := slices.BinarySearchFunc(s.kept, t.TickNo, func(k *wire.Tick, n uint64) int { return compare(k.TickNo, n) })
 	if known || t.TickNo <= s.keptBase {
+		if s.live.Stale(now) { // alive, but below what somebody sent in its name
+			v.nodes[h.Node].claim = s.key
+			v.hello(now, v.nodes[h.Node])
+		}
 		v.count(func(st *Stats) { st.Duplicates++ })
 		return nil
 	}

@@ -38,6 +38,7 @@ const (
 	staleShare  = 0.3                   // of the live endpoints
 	timerSlack  = 200 * time.Millisecond
 	clockSlack  = time.Second
+	maxInterval = 10 * time.Second // believed of an announced interval; a fleet of 10,000 needs 5 s
 )
 
 // Config describes a View. Zero values take the defaults.
