@@ -111,7 +111,7 @@ func (p *Picker) rematch(now time.Time, q *query, t *table) error {
 	if err := q.bind(t, p.hasher); err != nil {
 		return err
 	}
-	q.match(now, p.policy.Load().Speculation, !t.digestAll || p.bare.Load())
+	q.match(now, p.lookup())
 	return nil
 }
 

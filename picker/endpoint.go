@@ -58,7 +58,8 @@ type endpoint struct {
 	suspect  bool
 	age      time.Duration // of the last tick; negative: no agent
 	hasLoad  bool
-	waiting  int // in the engine's queue
+	gap      bool // the digest may have holes just now
+	waiting  int  // in the engine's queue
 	epoch    uint64
 	observed time.Time // last tick given to the ledger
 	cleared  time.Time // CacheCleared; zero: not since the digest was renewed
@@ -114,8 +115,8 @@ func (e *endpoint) checked(predicted, promised, actual int) {
 }
 
 // refresh takes over what the stream says; its age is judged by clock, which stands still while the view is frozen.
-func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet score.Model, cfg *Config) {
-	e.suspect, e.hasLoad, e.stale = false, false, false
+func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet score.Model, params *score.Params, cfg *Config) {
+	e.suspect, e.hasLoad, e.stale, e.gap = false, false, false, false
 	v := verdictNone
 	e.age = -1
 	if s.live != nil {
@@ -123,6 +124,7 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet score.Model, cfg
 		e.age = l.age
 		e.stale = l.stale
 		e.suspect = l.Flags&wire.Suspect != 0
+		e.gap = l.GapOpen
 		e.hasLoad = l.HasLoad && !e.stale
 		if !e.stale {
 			v = verdictOf(&l, s, cfg)
@@ -154,6 +156,7 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet score.Model, cfg
 		e.facts.Running, e.facts.Waiting, e.facts.Blocks, e.facts.Free, e.facts.Cached = 0, 0, 0, 0, 0
 	}
 	e.waiting = e.facts.Waiting
+	params.Prepare(&e.facts)
 }
 
 // metricsLag is how old an engine's figures may be when the agent's tick carries them.

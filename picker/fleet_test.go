@@ -24,6 +24,8 @@ type agent struct {
 	info wire.Info
 	pub  *digest.Publisher
 	load wire.Load
+
+	clock time.Time
 }
 
 // fleet is a picker and the agents that it hears.
@@ -49,6 +51,7 @@ func newFleet(t testing.TB, n int, change func(*Config)) *fleet {
 		f.join(i)
 	}
 	f.tick()
+	f.Status() // takes over what has come
 	return f
 }
 
@@ -58,6 +61,7 @@ func id(i int) string { return fmt.Sprintf("10.0.%d.%d:8000", i/250, 1+i%250) }
 // join adds agent i with an empty engine of 12,000 blocks.
 func (f *fleet) join(i int) *agent {
 	a := &agent{
+		clock: time.Now(),
 		info: wire.Info{
 			Node: fmt.Sprintf("node-%d", i), Pool: "default", Address: "http://" + id(i), Version: 1,
 			SeedFingerprint: f.hasher.Fingerprint(), BlockSize: blockSize, NumBlocks: 12000,
@@ -99,15 +103,16 @@ func (f *fleet) tick(only ...*agent) {
 	now := time.Now()
 	for _, a := range only {
 		a.pub.SetLoad(a.load)
-		for i := range 100 {
-			packets := a.pub.Ticks(now.Add(time.Duration(i) * 201 * time.Millisecond))
-			if i > 0 && len(packets) < 2 {
-				break
-			}
+		for {
+			a.clock = a.clock.Add(201 * time.Millisecond) // its own: something is always due
+			packets := a.pub.Ticks(a.clock)
 			for _, b := range packets {
 				if err := f.view.Apply(now, b); err != nil {
 					f.t.Fatal(err)
 				}
+			}
+			if len(packets) < 2 {
+				break
 			}
 		}
 	}

@@ -30,7 +30,8 @@ type Picker struct {
 	metrics *metrics
 	queries sync.Pool // of *query
 	table   atomic.Pointer[table]
-	bare    atomic.Bool // some endpoint with a digest can't use it just now
+	bare    atomic.Bool // some endpoint has no digest that can be used just now
+	gaps    atomic.Bool // some digest may have holes just now
 	wake    chan struct{}
 
 	mesh *mesh.Mesh // nil: no gossip
@@ -57,7 +58,7 @@ type Picker struct {
 	meanPrefill float64
 	meanOutput  float64
 	equal       []score.Candidate // scratch
-	cheapest    []score.Candidate // scratch
+	cheapest    []int             // scratch
 	accused     []*endpoint       // scratch
 }
 
@@ -154,8 +155,13 @@ func (p *Picker) prepared(now time.Time, req Request) *query {
 		q.table = nil
 		return q
 	}
-	q.match(now, p.policy.Load().Speculation, !t.digestAll || p.bare.Load())
+	q.match(now, p.lookup())
 	return q
+}
+
+// lookup says what a match must look at.
+func (p *Picker) lookup() lookup {
+	return lookup{speculation: p.policy.Load().Speculation, bare: p.bare.Load(), gaps: p.gaps.Load()}
 }
 
 // release gives a query's scratch back. Nobody else may know it any more.

@@ -111,17 +111,26 @@ func (q *query) hash(sizes []int, h blockhash.Hasher) {
 	}
 }
 
-// match looks up what each endpoint has of the prompt. It takes no lock and allocates nothing once q is warm. bare says
-// whether some endpoints are to be priced by marks alone.
-func (q *query) match(now time.Time, speculate, bare bool) {
+// lookup says what a match must look at besides digests.
+type lookup struct {
+	speculation bool // marks of requests just bound
+	bare        bool // and those of endpoints without a usable digest
+	gaps        bool // some digests may have holes
+}
+
+// match looks up what each endpoint has of the prompt. It takes no lock and allocates nothing once q is warm.
+func (q *query) match(now time.Time, l lookup) {
 	t := q.table
 	q.matched = now
 	for i := range t.groups {
 		g := &t.groups[i]
 		n := g.matrix.Columns()
 		q.columns, q.columns2 = grown(q.columns, n), grown(q.columns2, n)
-		careful := q.carefulOf(t, g)
-		if speculate {
+		var careful []uint64
+		if l.gaps {
+			careful = q.carefulOf(t, g)
+		}
+		if l.speculation {
 			q.matcher.MatchBoth(g.matrix, g.marks, q.chains[g.size], g.want, careful, q.columns, q.columns2)
 		} else {
 			q.matcher.Match(g.matrix, q.chains[g.size], g.want, careful, q.columns2)
@@ -139,7 +148,7 @@ func (q *query) match(now time.Time, speculate, bare bool) {
 			q.all[m.endpoint] = q.columns[m.column]
 		}
 	}
-	if !speculate || !bare {
+	if !l.speculation || !l.bare {
 		return
 	}
 	for i := range t.bare {
@@ -155,17 +164,12 @@ func (q *query) match(now time.Time, speculate, bare bool) {
 
 // carefulOf returns the columns of a group whose digest may have holes just now.
 func (q *query) carefulOf(t *table, g *group) []uint64 {
-	any := false
 	q.careful = slices.Grow(q.careful[:0], len(g.want))[:len(g.want)]
 	clear(q.careful)
 	for _, m := range g.members {
 		if gapOpen(t.slots[m.endpoint].live) {
 			q.careful[m.column/64] |= 1 << (m.column % 64)
-			any = true
 		}
-	}
-	if !any {
-		return nil
 	}
 	return q.careful
 }

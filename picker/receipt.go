@@ -67,22 +67,50 @@ func (p *Picker) receipt(now time.Time, q *query, d *Decision, limit int) Receip
 	if limit <= 0 || limit > len(q.candidates) {
 		limit = len(q.candidates)
 	}
-	p.cheapest = append(p.cheapest[:0], q.candidates...)
-	chosen := func(c *score.Candidate) bool { return q.table.endpoints[c.Index].public.ID == d.Endpoint.ID }
-	slices.SortFunc(p.cheapest, func(a, b score.Candidate) int {
-		return cmp.Compare(a.Wait+a.Cost, b.Wait+b.Cost)
-	})
-	if at := slices.IndexFunc(p.cheapest, func(c score.Candidate) bool { return chosen(&c) }); at >= limit {
-		p.cheapest[limit-1] = p.cheapest[at]
+	p.cheapest = cheapest(p.cheapest[:0], q.candidates, limit)
+	chosen := func(i int) bool { return q.table.endpoints[q.candidates[i].Index].public.ID == d.Endpoint.ID }
+	if !slices.ContainsFunc(p.cheapest, chosen) {
+		for i := range q.candidates {
+			if chosen(i) {
+				p.cheapest[limit-1] = i
+				break
+			}
+		}
 	}
 	r.Candidates = p.receipts.candidates(limit)
-	for _, c := range p.cheapest[:limit] {
-		r.Candidates = append(r.Candidates, p.explained(q, c))
+	for _, i := range p.cheapest {
+		r.Candidates = append(r.Candidates, p.explained(q, &q.candidates[i]))
 	}
 	return r
 }
 
-func (p *Picker) explained(q *query, c score.Candidate) Candidate {
+// cheapest appends to dst the positions of the n candidates with the least wait + cost, in that order.
+func cheapest(dst []int, c []score.Candidate, n int) []int {
+	total := func(i int) float64 { return c[i].Wait + c[i].Cost }
+	if n == len(c) {
+		for i := range c {
+			dst = append(dst, i)
+		}
+		slices.SortFunc(dst, func(a, b int) int { return cmp.Compare(total(a), total(b)) })
+		return dst
+	}
+	for i := range c {
+		if len(dst) == n {
+			if total(i) >= total(dst[n-1]) {
+				continue
+			}
+			dst = dst[:n-1]
+		}
+		at := len(dst)
+		for at > 0 && total(i) < total(dst[at-1]) {
+			at--
+		}
+		dst = slices.Insert(dst, at, i)
+	}
+	return dst
+}
+
+func (p *Picker) explained(q *query, c *score.Candidate) Candidate {
 	e := q.table.endpoints[c.Index]
 	out := Candidate{
 		Endpoint: e.public.ID, Rung: p.rung(q, c.Index), DigestAgeMs: -1, Trust: 1,

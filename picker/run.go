@@ -127,9 +127,12 @@ func (p *Picker) freshen(now time.Time) {
 func (p *Picker) refresh(now time.Time, t *table, i int) {
 	e := t.endpoints[i]
 	epoch := e.epoch
-	e.refresh(now, t.clock(now), &t.slots[i], p.fleet, &p.cfg)
+	e.refresh(now, t.clock(now), &t.slots[i], p.fleet, &p.params, &p.cfg)
 	if e.epoch != epoch && epoch != 0 {
 		p.marks.forget(t, i) // the engine has restarted with an empty cache
+	}
+	if e.gap {
+		p.gaps.Store(true)
 	}
 	p.arrived(now, t, i)
 }
@@ -138,13 +141,15 @@ func (p *Picker) refresh(now time.Time, t *table, i int) {
 func (p *Picker) refreshAll(now time.Time) {
 	p.refreshed = now
 	t := p.table.Load()
-	bare := false
+	bare, gaps := false, false
 	p.fleetPrefill(t)
 	for i, e := range t.endpoints {
 		e.dirty.Store(false)
 		p.refresh(now, t, i)
 		bare = bare || !p.hasDigest(t, i)
+		gaps = gaps || e.gap
 	}
+	p.gaps.Store(gaps)
 	p.bare.Store(bare)
 	p.heedVerdicts(t)
 	p.marks.rotate(now, p.cfg.Speculation.Life)

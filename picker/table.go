@@ -294,7 +294,6 @@ func (t *table) finish() {
 		t.known = append(t.known, name)
 	}
 	slices.Sort(t.known)
-	t.digestAll = !slices.ContainsFunc(t.slots, func(s slot) bool { return s.group < 0 })
 	for i := range t.bare {
 		t.bare[i].want = padded(t.bare[i].want, t.bareMarks.Columns()/64)
 	}

@@ -115,6 +115,11 @@ type Endpoint struct {
 
 	MeanPrefill float64 // of a request, for those in Waiting
 	MeanOutput  float64 // tokens of an answer
+
+	prepared bool
+	block    float64 // displacement per evicted block
+	slower   float64 // interference per token of the answer
+	speed    float64
 }
 
 // Terms are the parts of a price, milliseconds each.
@@ -145,24 +150,38 @@ type Candidate struct {
 	Stale    bool
 }
 
+// Prepare computes what does not depend on the request: all but Matched, MatchedAll, Trust, and the fields from Outstanding
+// on, may not change between Prepare and Price. Price does it by itself where it was not done.
+func (p *Params) Prepare(e *Endpoint) {
+	e.speed = 1
+	if e.Slowdown > 0 {
+		e.speed = e.Slowdown
+	}
+	// The work of computing a block again, discounted by how long the victims have idled.
+	e.block = math.Exp(-e.VictimIdle/p.VictimTau) * e.Prefill.PerToken * float64(e.BlockSize) / e.speed
+	// What the request's own decode loses to the tokens that already sit there.
+	resident := max(0, e.Blocks-e.Free-e.Cached) * e.BlockSize
+	e.slower = p.Interference * e.DecodePerToken * float64(resident)
+	e.prepared = true
+}
+
 // Price fills the candidate of endpoint e for request r. It allocates nothing.
 func (p *Params) Price(r *Request, e *Endpoint, index int) Candidate {
+	if !e.prepared {
+		p.Prepare(e)
+	}
 	c := Candidate{Index: index, Key: e.Key, Full: e.Full, Stale: e.Stale}
 	cached, loaded := p.cachedTokens(r, e)
 	c.Uncached = r.PromptTokens - cached
 
-	speed := 1.0
-	if e.Slowdown > 0 {
-		speed = e.Slowdown
-	}
-	own := e.Prefill.Time(c.Uncached, cached) / speed
+	own := e.Prefill.Time(c.Uncached, cached) / e.speed
 	need := blocks(r.PromptTokens+r.OutputTokens, e.BlockSize) - min(e.Matched, PromptBlocks(r.PromptTokens, e.BlockSize))
 	c.Terms = Terms{
 		Prefill:      own,
 		Spread:       p.Spread * own,
-		Displacement: p.displacement(e, need, speed),
+		Displacement: displacement(e, need),
 		LowerTier:    p.LowerTier * float64(loaded),
-		Interference: p.interference(r, e),
+		Interference: e.slower * float64(r.OutputTokens),
 		Load:         p.PerRunning * float64(max(e.Outstanding, e.Running)),
 	}
 	c.Cost = c.Terms.Cost()
@@ -191,23 +210,12 @@ func (p *Params) cachedTokens(r *Request, e *Endpoint) (cached, loaded int) {
 	return cached, max(0, cached-int(e.Trust*float64(gpu*e.BlockSize)))
 }
 
-// displacement is the work of computing again what need new blocks push out, discounted by how long the victims have idled.
-func (p *Params) displacement(e *Endpoint, need int, speed float64) float64 {
+// displacement is the work of computing again what need new blocks push out.
+func displacement(e *Endpoint, need int) float64 {
 	if !e.HasLoad || e.Blocks == 0 {
 		return 0
 	}
-	evicted := min(need, need+e.PendingBlocks-e.Free)
-	if evicted <= 0 {
-		return 0
-	}
-	again := math.Exp(-e.VictimIdle / p.VictimTau)
-	return float64(evicted) * again * e.Prefill.PerToken * float64(e.BlockSize) / speed
-}
-
-// interference is what the request's own decode loses to the tokens that already sit there.
-func (p *Params) interference(r *Request, e *Endpoint) float64 {
-	resident := max(0, e.Blocks-e.Free-e.Cached) * e.BlockSize
-	return p.Interference * float64(r.OutputTokens) * e.DecodePerToken * float64(resident)
+	return e.block * float64(max(0, min(need, need+e.PendingBlocks-e.Free)))
 }
 
 // memory says whether need new blocks fit, and if not how long until they may: as many of the running requests must end

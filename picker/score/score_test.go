@@ -254,7 +254,7 @@ func TestScaledKeepsDecisions(t *testing.T) {
 	r := Request{PromptTokens: 5000, OutputTokens: 100}
 	e := idle()
 	e.Free, e.Cached, e.VictimIdle, e.Queue, e.Running, e.MatchedAll = 50, 7000, 30_000, 100, 3, 100
-	f := e
+	f := e // not prepared yet
 	f.Prefill = e.Prefill.Scaled(s)
 	f.VictimIdle, f.Queue, f.MeanPrefill = e.VictimIdle/s, e.Queue/s, e.MeanPrefill/s
 	f.DecodeStep, f.DecodePerToken = e.DecodeStep/s, e.DecodePerToken/s
@@ -272,6 +272,7 @@ func BenchmarkPrice(b *testing.B) {
 	e := idle()
 	e.Free, e.Cached, e.Running = 50, 7000, 3
 	c := make([]Candidate, 64)
+	p.Prepare(&e)
 	b.ReportAllocs()
 	for b.Loop() {
 		for i := range c {
