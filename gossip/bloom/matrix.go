@@ -132,6 +132,9 @@ func (m *Matrix) Has(col int, h blockhash.Hash) bool {
 
 // Test returns which of the 64 columns of a word may hold h, one bit each.
 func (m *Matrix) Test(h blockhash.Hash, word int) uint64 {
+	if m.geometry.K == 4 {
+		return m.test4(uint64(h), uint64(word))
+	}
 	at := m.row(m.geometry.bucket(h), 0) + word
 	held := ^uint64(0)
 	for x, k := uint64(h), m.geometry.K; k > 0; k-- {
@@ -139,6 +142,15 @@ func (m *Matrix) Test(h blockhash.Hash, word int) uint64 {
 		x /= bucketBits
 	}
 	return held
+}
+
+// test4 is Test for four bits a block.
+func (m *Matrix) test4(h, word uint64) uint64 {
+	w := uint64(m.wordsPerRow)
+	bucket, _ := bits.Mul64(h, uint64(m.geometry.Buckets))
+	b := m.rows[bucket*bucketBits*w+word:]
+	return atomic.LoadUint64(&b[h%64*w]) & atomic.LoadUint64(&b[h>>6%64*w]) &
+		atomic.LoadUint64(&b[h>>12%64*w]) & atomic.LoadUint64(&b[h>>18%64*w])
 }
 
 // check panics if there is no such column: rows lie end to end, so that the index alone would hit another row.

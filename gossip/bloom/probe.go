@@ -23,62 +23,31 @@ func (m *Matrix) AllOf(blocks []blockhash.Hash, word int, cols uint64) uint64 {
 		}
 		return cols
 	}
+	rows, buckets := m.rows, uint64(m.geometry.Buckets)
 	if m.wordsPerRow == 1 {
 		for i := len(blocks) - 1; i >= 0 && cols != 0; i-- {
 			h := uint64(blocks[i])
-			bucket, _ := bits.Mul64(h, uint64(m.geometry.Buckets))
-			b := (*[bucketBits]uint64)(m.rows[bucket*bucketBits:])
+			bucket, _ := bits.Mul64(h, buckets)
+			b := (*[bucketBits]uint64)(rows[bucket*bucketBits:])
 			cols &= atomic.LoadUint64(&b[h%64]) & atomic.LoadUint64(&b[h>>6%64]) &
 				atomic.LoadUint64(&b[h>>12%64]) & atomic.LoadUint64(&b[h>>18%64])
 		}
 		return cols
 	}
 	for i := len(blocks) - 1; i >= 0 && cols != 0; i-- {
-		h := uint64(blocks[i])
-		w := uint64(m.wordsPerRow)
-		bucket, _ := bits.Mul64(h, uint64(m.geometry.Buckets))
-		b := m.rows[bucket*bucketBits*w+uint64(word):]
-		cols &= atomic.LoadUint64(&b[h%64*w]) & atomic.LoadUint64(&b[h>>6%64*w]) &
-			atomic.LoadUint64(&b[h>>12%64*w]) & atomic.LoadUint64(&b[h>>18%64*w])
+		cols &= m.test4(uint64(blocks[i]), uint64(word))
 	}
 	return cols
 }
 
 // ProbeAll answers several probes, of different words in rising order, for the same blocks, so that a row is read once and
-// in order. It reports whether any column holds all blocks, and whether any does not.
+// in order. It reports whether any column holds all blocks (true without blocks), and whether any does not.
 func (m *Matrix) ProbeAll(blocks []blockhash.Hash, probes []Probe) (held, missing bool) {
 	for i := range probes {
 		probes[i].Held = probes[i].Cols
 	}
-	w := m.wordsPerRow
 	for i := len(blocks) - 1; i >= 0; i-- {
-		h := uint64(blocks[i])
-		at := m.row(m.geometry.bucket(blocks[i]), 0)
-		var any uint64
-		if m.geometry.K == 4 {
-			bucket := m.rows[at:][:bucketBits*w]
-			r0 := bucket[int(h%64)*w:][:w]
-			r1 := bucket[int(h>>6%64)*w:][:w]
-			r2 := bucket[int(h>>12%64)*w:][:w]
-			r3 := bucket[int(h>>18%64)*w:][:w]
-			for j := range probes {
-				p := &probes[j]
-				if p.Held != 0 {
-					p.Held &= atomic.LoadUint64(&r0[p.Word]) & atomic.LoadUint64(&r1[p.Word]) &
-						atomic.LoadUint64(&r2[p.Word]) & atomic.LoadUint64(&r3[p.Word])
-					any |= p.Held
-				}
-			}
-		} else {
-			for j := range probes {
-				p := &probes[j]
-				if p.Held != 0 {
-					p.Held &= m.Test(blocks[i], p.Word)
-					any |= p.Held
-				}
-			}
-		}
-		if any == 0 {
+		if !m.probeOne(blocks[i], probes) {
 			return false, true
 		}
 	}
@@ -86,4 +55,28 @@ func (m *Matrix) ProbeAll(blocks []blockhash.Hash, probes []Probe) (held, missin
 		missing = missing || probes[i].Held != probes[i].Cols
 	}
 	return true, missing
+}
+
+// probeOne takes what does not hold h out of Held and reports whether anything is left.
+func (m *Matrix) probeOne(h blockhash.Hash, probes []Probe) bool {
+	var left uint64
+	if m.geometry.K != 4 {
+		for i := range probes {
+			probes[i].Held &= m.Test(h, probes[i].Word)
+			left |= probes[i].Held
+		}
+		return left != 0
+	}
+	w := m.wordsPerRow
+	b := m.rows[m.row(m.geometry.bucket(h), 0):][:bucketBits*w]
+	r0, r1 := b[int(h%64)*w:][:w], b[int(h>>6%64)*w:][:w]
+	r2, r3 := b[int(h>>12%64)*w:][:w], b[int(h>>18%64)*w:][:w]
+	for i := range probes {
+		if p := &probes[i]; p.Held != 0 {
+			p.Held &= atomic.LoadUint64(&r0[p.Word]) & atomic.LoadUint64(&r1[p.Word]) &
+				atomic.LoadUint64(&r2[p.Word]) & atomic.LoadUint64(&r3[p.Word])
+			left |= p.Held
+		}
+	}
+	return left != 0
 }
