@@ -9,7 +9,7 @@ import (
 // the answer of the digests alone to outDigestOnly, which has the same size as out.
 func (x *Matcher) MatchBoth(m *bloom.Matrix, s *Speculation, chain []blockhash.Hash, want, careful []uint64, out, outDigestOnly []int32) {
 	x.search(m, chain, want, careful)
-	x.write(m, outDigestOnly)
+	x.write(want, outDigestOnly[:m.Columns()])
 	copy(out, outDigestOnly[:m.Columns()])
 	digests := len(x.found)
 	for _, f := range x.found[:digests] {
@@ -44,6 +44,6 @@ func (x *Matcher) extend(s *Speculation, f depthOf, careful []uint64) {
 	all := s.allOf(x.chain[max(from, n-confirmRun):], f.word, held)
 	x.add(f.word, n, all)
 	if rest := held &^ all; rest != 0 {
-		x.searchWord(s, wordRange{from + 1, n - 1, rest}, f.word, from)
+		x.searchWord(s, f.word, rest, from, from+1, n-1)
 	}
 }

@@ -2,7 +2,8 @@
 //
 // The endpoints' digests are columns of a [bloom.Matrix], and digests are prefix-closed: an endpoint that holds a block
 // holds all blocks before it. So the depth of a match can be found by bisection, for 64 endpoints a word at once: those
-// that hold the middle block go on above it, the others below.
+// that hold the middle block go on above it, the others below. Since most endpoints hold just a common system prefix, the
+// search begins where most of them stopped before.
 //
 // A digest has false positives, so a block counts as held only together with the three blocks before it, and a depth
 // stands only if the eight blocks below it are held; else the search goes on below. What remains is an answer that is
@@ -25,24 +26,20 @@ const (
 	confirmRun = 8 // the end of a match
 )
 
+// guessRun is how many blocks behind the guess are looked at one by one: as many as end nearly all false positives.
+const guessRun = 3
+
+// fewWords is up to how many words it is faster to search one after the other than side by side, by measurement.
+const fewWords = 8
+
 // Matcher finds matches. It holds scratch space: use one per goroutine and reuse it. The zero value is ready.
 type Matcher struct {
 	m     *bloom.Matrix
 	chain []blockhash.Hash
 
-	probes []bloom.Probe // of the groups on the stack, one after the other
-	groups []group       // to be searched
-	ranges []wordRange   // to be searched, within one word
-	found  []depthOf
-}
-
-// group is a set of columns in several words that hold chain[:lo] and not chain[:hi+1].
-type group struct{ lo, hi, from, to int } // probes[from:to]
-
-// wordRange is the same for columns of one word.
-type wordRange struct {
-	lo, hi int
-	cols   uint64
+	probes []bloom.Probe // of all groups of columns that are being searched
+	found  []depthOf     // the result
+	guess  guess
 }
 
 // depthOf says that columns of a word match depth blocks.
@@ -58,7 +55,7 @@ type depthOf struct {
 // others get 0. Columns in careful (nil: none) are not taken to be prefix-closed and are walked block by block.
 func (x *Matcher) Match(m *bloom.Matrix, chain []blockhash.Hash, want, careful []uint64, out []int32) {
 	x.search(m, chain, want, careful)
-	x.write(m, out)
+	x.write(want, out[:m.Columns()])
 	x.m, x.chain = nil, nil
 }
 
@@ -78,8 +75,16 @@ func (x *Matcher) search(m *bloom.Matrix, chain []blockhash.Hash, want, careful 
 			x.probes = append(x.probes, bloom.Probe{Word: word, Cols: cols})
 		}
 	}
-	if len(x.probes) > 0 {
-		x.searchGroups()
+	if len(x.probes) == 0 {
+		return
+	}
+	// One word shows the others where most columns end.
+	walked := len(x.found)
+	x.searchWordFrom(min(x.guess.depth, len(chain)), x.probes[0])
+	depth := mostCommon(x.found[walked:])
+	x.guess.learn(depth)
+	if len(x.probes) > 1 {
+		x.searchGroupFrom(depth, x.probes[1:])
 	}
 }
 
@@ -103,93 +108,43 @@ func (x *Matcher) walk(s *Speculation, word int, cols uint64, from int) {
 	x.add(word, len(x.chain), cols)
 }
 
-// searchGroups searches for the columns of all probes.
-func (x *Matcher) searchGroups() {
-	x.groups = append(x.groups[:0], group{0, len(x.chain), 0, len(x.probes)})
-	for len(x.groups) > 0 {
-		g := x.groups[len(x.groups)-1]
-		x.groups = x.groups[:len(x.groups)-1]
-		x.probes = x.probes[:g.to]
-		if g.to-g.from == 1 {
-			p := x.probes[g.from]
-			x.searchWord(nil, wordRange{g.lo, g.hi, p.Cols}, p.Word, 0)
-			continue
-		}
-		if g.lo < g.hi {
-			mid := int(uint(g.lo+g.hi) / 2)
-			switch held, missing := x.m.ProbeAll(x.chain[max(g.lo, mid-probeRun+1):mid+1], x.probes[g.from:g.to]); {
-			case !held:
-				g.hi = mid
-				x.groups = append(x.groups, g)
-			case !missing:
-				g.lo = mid + 1
-				x.groups = append(x.groups, g)
-			default:
-				hits := x.split(g)
-				x.groups = append(x.groups, group{mid + 1, g.hi, g.from, hits}, group{g.lo, mid, g.to, len(x.probes)})
-			}
-			continue
-		}
-		// All end here; check.
-		_, missing := x.m.ProbeAll(x.chain[max(0, g.lo-confirmRun):max(0, g.lo-probeRun)], x.probes[g.from:g.to])
-		for _, p := range x.probes[g.from:g.to] {
-			if p.Held != 0 {
-				x.found = append(x.found, depthOf{p.Word, g.lo, p.Held})
-			}
-		}
-		if missing {
-			for _, p := range x.probes[g.from:g.to] {
-				if again := p.Cols &^ p.Held; again != 0 {
-					x.searchWord(nil, wordRange{0, g.lo - probeRun - 1, again}, p.Word, 0)
-				}
-			}
-		}
+// searchWordFrom searches for the columns of one word that p asks about, in digests, first at depth guess.
+func (x *Matcher) searchWordFrom(guess int, p bloom.Probe) {
+	cols := x.m.AllOf(x.chain[max(0, guess-confirmRun):guess], p.Word, p.Cols)
+	if low := p.Cols &^ cols; low != 0 {
+		x.searchWord(nil, p.Word, low, 0, 0, guess-1)
+	}
+	i := guess
+	for ; i < min(guess+guessRun, len(x.chain)) && cols != 0; i++ {
+		held := cols & x.m.Test(x.chain[i], p.Word)
+		x.add(p.Word, i, cols&^held)
+		cols = held
+	}
+	if cols != 0 {
+		x.searchWord(nil, p.Word, cols, 0, i, len(x.chain))
 	}
 }
 
-// split moves the columns of g that do not hold the probed blocks to new probes at the end, and returns where g's ends.
-func (x *Matcher) split(g group) (hits int) {
-	hits = g.from
-	for i := g.from; i < g.to; i++ {
-		p := x.probes[i]
-		if miss := p.Cols &^ p.Held; miss != 0 {
-			x.probes = append(x.probes, bloom.Probe{Word: p.Word, Cols: miss})
+// searchWord searches for columns of one word that hold chain[:lo] and not chain[:hi+1], in digests or (unless s is nil)
+// in marks. It looks at no block below floor.
+func (x *Matcher) searchWord(s *Speculation, word int, cols uint64, floor, lo, hi int) {
+	for lo < hi {
+		mid := int(uint(lo+hi) / 2)
+		held := x.allOf(s, max(lo, mid-probeRun+1), mid+1, word, cols)
+		if held == 0 {
+			hi = mid
+			continue
 		}
-		if p.Held != 0 {
-			x.probes[hits] = bloom.Probe{Word: p.Word, Cols: p.Held}
-			hits++
+		if miss := cols &^ held; miss != 0 {
+			x.searchWord(s, word, miss, floor, lo, mid)
+			cols = held
 		}
+		lo = mid + 1
 	}
-	return hits
-}
-
-// searchWord searches for columns of one word, in digests or (unless s is nil) in marks. It looks at no block below floor.
-func (x *Matcher) searchWord(s *Speculation, r wordRange, word, floor int) {
-	base := len(x.ranges)
-	for {
-		for r.lo < r.hi {
-			mid := int(uint(r.lo+r.hi) / 2)
-			held := x.allOf(s, max(r.lo, mid-probeRun+1), mid+1, word, r.cols)
-			if held == r.cols {
-				r.lo = mid + 1
-				continue
-			}
-			if held != 0 {
-				x.ranges = append(x.ranges, wordRange{mid + 1, r.hi, held})
-				r.cols &^= held
-			}
-			r.hi = mid
-		}
-		held := x.allOf(s, max(floor, r.lo-confirmRun), max(floor, r.lo-probeRun), word, r.cols)
-		x.add(word, r.lo, held)
-		if again := r.cols &^ held; again != 0 {
-			x.ranges = append(x.ranges, wordRange{floor, r.lo - probeRun - 1, again})
-		}
-		if len(x.ranges) == base {
-			return
-		}
-		r = x.ranges[len(x.ranges)-1]
-		x.ranges = x.ranges[:len(x.ranges)-1]
+	held := x.allOf(s, max(floor, lo-confirmRun), max(floor, lo-probeRun), word, cols)
+	x.add(word, lo, held)
+	if miss := cols &^ held; miss != 0 {
+		x.searchWord(s, word, miss, floor, floor, lo-probeRun-1)
 	}
 }
 
@@ -201,11 +156,88 @@ func (x *Matcher) allOf(s *Speculation, from, to, word int, cols uint64) uint64 
 	return x.m.AllOf(x.chain[from:to], word, cols)
 }
 
-// write writes what was found to out.
-func (x *Matcher) write(m *bloom.Matrix, out []int32) {
-	clear(out[:m.Columns()])
+// searchGroupFrom is searchWordFrom for columns of several words.
+func (x *Matcher) searchGroupFrom(guess int, g []bloom.Probe) {
+	g = x.ask(max(0, guess-confirmRun), guess, g, func(miss []bloom.Probe) { x.searchGroup(miss, 0, guess-1) })
+	i := guess
+	for ; i < min(guess+guessRun, len(x.chain)) && len(g) > 0; i++ {
+		g = x.ask(i, i+1, g, func(miss []bloom.Probe) { x.addAll(miss, i) })
+	}
+	if len(g) > 0 {
+		x.searchGroup(g, i, len(x.chain))
+	}
+}
+
+// searchGroup is searchWord for columns of several words, in digests. It overwrites g.
+func (x *Matcher) searchGroup(g []bloom.Probe, lo, hi int) {
+	for lo < hi {
+		if len(g) <= fewWords {
+			for _, p := range g {
+				x.searchWord(nil, p.Word, p.Cols, 0, lo, hi)
+			}
+			return
+		}
+		mid := int(uint(lo+hi) / 2)
+		hit := x.ask(max(lo, mid-probeRun+1), mid+1, g, func(miss []bloom.Probe) { x.searchGroup(miss, lo, mid) })
+		if len(hit) == 0 {
+			return
+		}
+		g, lo = hit, mid+1
+	}
+	g = x.ask(max(0, lo-confirmRun), max(0, lo-probeRun), g, func(miss []bloom.Probe) { x.searchGroup(miss, 0, lo-probeRun-1) })
+	x.addAll(g, lo)
+}
+
+// addAll notes a result for several words.
+func (x *Matcher) addAll(g []bloom.Probe, depth int) {
+	for _, p := range g {
+		x.add(p.Word, depth, p.Cols)
+	}
+}
+
+// ask returns the columns of g that hold chain[from:to] and calls rest with the others, if there are any. It overwrites g;
+// what rest gets is gone when it returns.
+func (x *Matcher) ask(from, to int, g []bloom.Probe, rest func(miss []bloom.Probe)) (hit []bloom.Probe) {
+	held, missing := x.m.ProbeAll(x.chain[from:to], g)
+	switch {
+	case !missing:
+		return g
+	case !held:
+		rest(g)
+		return nil
+	}
+	end := len(x.probes)
+	hit = g[:0]
+	for _, p := range g {
+		if miss := p.Cols &^ p.Held; miss != 0 {
+			x.probes = append(x.probes, bloom.Probe{Word: p.Word, Cols: miss})
+		}
+		if p.Held != 0 {
+			hit = append(hit, bloom.Probe{Word: p.Word, Cols: p.Held})
+		}
+	}
+	rest(x.probes[end:])
+	x.probes = x.probes[:end]
+	return hit
+}
+
+// write writes what was found to out: first, whole words, the depths that more than half of a word's columns have.
+func (x *Matcher) write(want []uint64, out []int32) {
 	for _, f := range x.found {
-		scatter(out[64*f.word:][:64], f.cols, int32(f.depth))
+		if bits.OnesCount64(f.cols) > 32 {
+			word := (*[64]int32)(out[64*f.word:])
+			for i := range word {
+				word[i] = int32(f.depth)
+			}
+		}
+	}
+	for _, f := range x.found {
+		if bits.OnesCount64(f.cols) <= 32 {
+			scatter(out[64*f.word:][:64], f.cols, int32(f.depth))
+		}
+	}
+	for word, cols := range want {
+		scatter(out[64*word:][:64], ^cols, 0)
 	}
 }
 
@@ -213,5 +245,34 @@ func (x *Matcher) write(m *bloom.Matrix, out []int32) {
 func scatter(out []int32, cols uint64, n int32) {
 	for ; cols != 0; cols &= cols - 1 {
 		out[bits.TrailingZeros64(cols)] = n
+	}
+}
+
+// mostCommon returns the depth with the most columns.
+func mostCommon(found []depthOf) (depth int) {
+	most := 0
+	for _, f := range found {
+		if n := bits.OnesCount64(f.cols); n > most {
+			most, depth = n, f.depth
+		}
+	}
+	return depth
+}
+
+// guess is the depth at which most columns end in most searches: a running majority vote. It only saves time.
+type guess struct{ depth, votes int }
+
+// maxVotes is how many searches in a row with another outcome change the guess at the latest.
+const maxVotes = 8
+
+// learn takes in where most columns ended in one search.
+func (g *guess) learn(depth int) {
+	switch {
+	case depth == g.depth:
+		g.votes = min(g.votes+1, maxVotes)
+	case g.votes > 0:
+		g.votes--
+	default:
+		g.depth = depth
 	}
 }
