@@ -71,6 +71,7 @@ const bytesPerToken = 4
 type Request struct {
 	Path  string
 	Kind  Kind
+	Body  []byte // as given to Parse
 	Model string // "" if not given: the engine takes its own
 
 	Stream       bool
@@ -100,9 +101,10 @@ type Request struct {
 	AddGenerationPrompt  bool
 	ContinueFinalMessage bool
 	AddSpecialTokens     bool
-	// TruncatePromptTokens: 0 none, -1 the model's length, else the last n
+	// TruncatePromptTokens: 0 none, -1 the model's length, else how many
 	// tokens of the prompt are kept.
 	TruncatePromptTokens int
+	TruncationSide       string // "left" or "right", where tokens are cut; "": the engine's default
 	CacheSalt            string
 	PromptLogprobs       bool // prompt_logprobs, or echo with logprobs: the cache is not read
 	PromptEmbeds         bool // part of the prompt is embeddings, not tokens
@@ -141,7 +143,7 @@ func wanted(name string) bool {
 		"max_output_tokens", "user", "prompt", "input", "messages", "tools", "tool_choice", "documents",
 		"chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs", "response_format",
 		"reasoning_effort", "add_generation_prompt", "continue_final_message", "add_special_tokens",
-		"truncate_prompt_tokens", "cache_salt", "prompt_logprobs", "echo", "logprobs", "prompt_embeds",
+		"truncate_prompt_tokens", "truncation_side", "cache_salt", "prompt_logprobs", "echo", "logprobs", "prompt_embeds",
 		"kv_transfer_params", "tokens", "system", "instructions":
 		return true
 	}
@@ -165,7 +167,7 @@ func Parse(path string, body []byte) (*Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("request body: %w", err)
 	}
-	r := &Request{Path: path, Kind: KindOf(path), N: 1}
+	r := &Request{Path: path, Kind: KindOf(path), Body: body, N: 1}
 	p := parser{f: f}
 	p.text(&r.Model, "model")
 	switch r.Kind {
@@ -267,6 +269,7 @@ func (p *parser) common(r *Request) {
 	p.text(&r.User, "user")
 	p.text(&r.CacheSalt, "cache_salt")
 	p.number(&r.TruncatePromptTokens, "truncate_prompt_tokens")
+	p.text(&r.TruncationSide, "truncation_side")
 	r.PromptLogprobs = asksLogprobs(p.f["prompt_logprobs"])
 }
 

@@ -18,7 +18,7 @@ func TestParse(t *testing.T) {
 			"stream":true,"stream_options":{"include_usage":true},"n":2,"max_tokens":5,"max_completion_tokens":7,
 			"tools":[{"type":"function"}],"tool_choice":"none","chat_template":"{{ x }}","chat_template_kwargs":{"a":1},
 			"add_generation_prompt":false,"continue_final_message":true,"add_special_tokens":true,"documents":[{"title":"t"}],
-			"reasoning_effort":"low","cache_salt":"s","prompt_logprobs":0,"truncate_prompt_tokens":-1,"user":"u",
+			"reasoning_effort":"low","cache_salt":"s","prompt_logprobs":0,"truncate_prompt_tokens":-1,"truncation_side":"left","user":"u",
 			"kv_transfer_params":{"do_remote_decode":false,"prompt_token_ids":[1,2,4294967295]},"mm_processor_kwargs":{},
 			"media_io_kwargs":{"video":{}},"response_format":{"type":"text"},"temperature":0.5,"extra":{"deep":[{}]}}`,
 			Request{Kind: Chat, Model: "m", Stream: true, IncludeUsage: true, N: 2, MaxTokens: 7, User: "u",
@@ -27,7 +27,7 @@ func TestParse(t *testing.T) {
 				Documents: json.RawMessage(`[{"title":"t"}]`), ChatTemplateKwargs: json.RawMessage(`{"a":1}`),
 				MMProcessorKwargs: json.RawMessage(`{}`), MediaIOKwargs: json.RawMessage(`{"video":{}}`),
 				ResponseFormat: json.RawMessage(`{"type":"text"}`), ChatTemplate: "{{ x }}", ReasoningEffort: "low",
-				ContinueFinalMessage: true, AddSpecialTokens: true, TruncatePromptTokens: -1, CacheSalt: "s",
+				ContinueFinalMessage: true, AddSpecialTokens: true, TruncatePromptTokens: -1, TruncationSide: "left", CacheSalt: "s",
 				PromptLogprobs: true, PromptBytes: 12}},
 		{"chat defaults, nulls are absent", "/v1/chat/completions?x=1", `{"messages":[],"n":null,"tools":null,"stream":null,"max_tokens":null}`,
 			Request{Kind: Chat, N: 1, Messages: json.RawMessage(`[]`), AddGenerationPrompt: true, PromptBytes: 2}},
@@ -65,7 +65,7 @@ func TestParse(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tt.want.Path = tt.path
+			tt.want.Path, tt.want.Body = tt.path, []byte(tt.body)
 			if d := cmp.Diff(&tt.want, got); d != "" {
 				t.Errorf("Parse (-want +got):\n%s", d)
 			}
