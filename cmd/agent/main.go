@@ -1,0 +1,48 @@
+// Command agent is the sidecar of a model pod: it follows the KV-cache events of the
+// pod's engines and tells the gateways by gossip what each engine holds.
+//
+//	agent --engine http://127.0.0.1:8000 --pool llama --gossip-join gateways.default.svc
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/grapevine-llm/grapevine/agent"
+	"github.com/grapevine-llm/grapevine/cmd/internal/config"
+)
+
+// version is set by the linker (-X main.version=...).
+var version = "dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// run returns the exit code: 2 for faults in flags or configuration, 1 for
+// everything else.
+func run(ctx context.Context, args []string) int {
+	cfg := agent.Default()
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	if ok, code := config.Start(fs, args, &cfg, version, os.Stdout, os.Stderr); !ok {
+		return code
+	}
+	cfg.Logger, cfg.Version = cfg.NewLogger(os.Stderr), version
+	a, err := agent.New(cfg)
+	if err == nil {
+		err = a.Run(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "agent:", err)
+		return 1
+	}
+	return 0
+}
