@@ -2,10 +2,12 @@ package openai
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"strconv"
 )
 
@@ -164,7 +166,11 @@ func (s *scanner) expected(what string) error {
 
 func (s *scanner) str() error {
 	s.i++ // opening quote
-	for s.i < len(s.b) {
+	for {
+		s.i += plain(s.b[s.i:])
+		if s.i >= len(s.b) {
+			return errEnd
+		}
 		switch c := s.b[s.i]; {
 		case c == '"':
 			s.i++
@@ -175,11 +181,28 @@ func (s *scanner) str() error {
 			}
 		case c < ' ':
 			return s.errorf("control character %#02x in a string", c)
-		default:
-			s.i++
 		}
 	}
-	return errEnd
+}
+
+// plain is how many bytes of b come before a quote, a backslash or a control
+// character. It looks at eight bytes at once: (x-ones)&^x has the top bit of
+// the lowest zero byte of x set, and no lower one.
+func plain(b []byte) int {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	i := 0
+	for ; i+8 <= len(b); i += 8 {
+		x := binary.LittleEndian.Uint64(b[i:])
+		quote, slash := x^ones*'"', x^ones*'\\'
+		stop := (quote-ones)&^quote | (slash-ones)&^slash | (x-ones*' ')&^x
+		if stop &= tops; stop != 0 {
+			return i + bits.TrailingZeros64(stop)/8
+		}
+	}
+	for i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= ' ' {
+		i++
+	}
+	return i
 }
 
 func (s *scanner) escape() error {
