@@ -1,25 +1,34 @@
 package prompt
 
 import (
-	"crypto/rand"
-	"encoding/binary"
+	"hash/maphash"
 	"math"
 	"sync"
 	"sync/atomic"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
-	"github.com/zeebo/xxh3"
 
 	"github.com/grapevine-llm/grapevine/picker/prompt/tokenizer"
 )
 
-// byteCache keeps ids by 128-bit key and forgets the longest unused when it
-// grows past its size. Safe for concurrent use.
+// cacheKey stands for a text: two hashes under seeds that nobody outside this
+// process knows, so that equal keys mean equal texts.
+type cacheKey [2]uint64
+
+// byteCache keeps ids by key and forgets the longest unused when it grows past
+// its size. Safe for concurrent use.
 type byteCache struct {
+	seeds [2]maphash.Seed
+	max   int64
+
 	mu   sync.Mutex // guards lru, used
-	lru  *simplelru.LRU[xxh3.Uint128, []uint32]
+	lru  *simplelru.LRU[cacheKey, []uint32]
 	used int64
-	max  int64
+}
+
+// key hashes a text; kind keeps texts of different meaning apart.
+func (c *byteCache) key(text string, kind uint64) cacheKey {
+	return cacheKey{maphash.String(c.seeds[0], text) + kind, maphash.String(c.seeds[1], text)}
 }
 
 // entryBytes is about what an entry costs beside its ids.
@@ -28,9 +37,9 @@ const entryBytes = 128
 func size(ids []uint32) int64 { return int64(4*len(ids)) + entryBytes }
 
 func newByteCache(maxBytes int64) *byteCache {
-	c := &byteCache{max: maxBytes}
+	c := &byteCache{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, max: maxBytes}
 	var err error
-	c.lru, err = simplelru.NewLRU(math.MaxInt32, func(_ xxh3.Uint128, ids []uint32) { c.used -= size(ids) })
+	c.lru, err = simplelru.NewLRU(math.MaxInt32, func(_ cacheKey, ids []uint32) { c.used -= size(ids) })
 	if err != nil {
 		panic(err) // only for a size that is not positive
 	}
@@ -38,9 +47,9 @@ func newByteCache(maxBytes int64) *byteCache {
 }
 
 // get and put want mu held.
-func (c *byteCache) get(key xxh3.Uint128) ([]uint32, bool) { return c.lru.Get(key) }
+func (c *byteCache) get(key cacheKey) ([]uint32, bool) { return c.lru.Get(key) }
 
-func (c *byteCache) put(key xxh3.Uint128, ids []uint32) {
+func (c *byteCache) put(key cacheKey, ids []uint32) {
 	if size(ids) > c.max/4 {
 		return // one text must not push out all others
 	}
@@ -53,22 +62,14 @@ func (c *byteCache) put(key xxh3.Uint128, ids []uint32) {
 
 // segmentCache remembers the ids of the text between two special tokens.
 // Special tokens are cut out before a text is normalized and split, so a
-// segment's ids depend on nothing around it. Keys are 128-bit hashes under a
-// seed that nobody knows.
+// segment's ids depend on nothing around it.
 type segmentCache struct {
 	*byteCache
-	seed         uint64
 	hits, misses atomic.Uint64
 }
 
 func newSegmentCache(maxBytes int64) *segmentCache {
-	return &segmentCache{byteCache: newByteCache(maxBytes), seed: randomSeed()}
-}
-
-func randomSeed() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return binary.LittleEndian.Uint64(b[:])
+	return &segmentCache{byteCache: newByteCache(maxBytes)}
 }
 
 // minSegment is the length in bytes from which looking up is cheaper than
@@ -78,7 +79,7 @@ const minSegment = 48
 // segment is one piece of a text.
 type segment struct {
 	text  string
-	key   xxh3.Uint128
+	key   cacheKey
 	ids   []uint32 // nil: not in the cache
 	fresh bool     // to be put into it
 	id    uint32   // of the special token behind it
@@ -86,14 +87,14 @@ type segment struct {
 }
 
 // encode appends the ids of text to dst, as tok.Encode does.
-// salt tells tokenizers apart.
-func (c *segmentCache) encode(tok *tokenizer.Tokenizer, salt uint64, dst []uint32, text string) []uint32 {
-	var parts []segment
+// model tells tokenizers apart.
+func (c *segmentCache) encode(tok *tokenizer.Tokenizer, model uint64, dst []uint32, text string) []uint32 {
+	parts := make([]segment, 0, 64)
 	for {
 		before, id, rest, found := tok.Cut(text)
 		s := segment{text: before, id: id, last: !found}
 		if len(before) >= minSegment {
-			s.key, s.fresh = xxh3.HashString128Seed(before, c.seed^salt), true
+			s.key, s.fresh = c.key(before, model), true
 		}
 		parts = append(parts, s)
 		if !found {

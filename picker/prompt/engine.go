@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/grapevine-llm/grapevine/picker/openai"
 )
 
@@ -21,7 +19,6 @@ import (
 type engine struct {
 	client       *http.Client
 	answers      *byteCache
-	seed         uint64 // of the answers' keys
 	hits, misses atomic.Uint64
 
 	mu     sync.Mutex           // guards closed
@@ -41,7 +38,7 @@ const (
 )
 
 func newEngine(client *http.Client, cacheBytes int64) *engine {
-	return &engine{client: client, answers: newByteCache(cacheBytes), seed: randomSeed(), closed: map[string]time.Time{}}
+	return &engine{client: client, answers: newByteCache(cacheBytes), closed: map[string]time.Time{}}
 }
 
 // errClosed means that an endpoint is not there: ask the next one.
@@ -88,7 +85,7 @@ func (e *engine) render(ctx context.Context, req *openai.Request, url string) (R
 	default:
 		return Result{}, errClosed
 	}
-	key := xxh3.Hash128Seed(req.Body, e.seed^uint64(req.Kind))
+	key := e.answers.key(string(req.Body), uint64(req.Kind))
 	if ids, ok := e.known(key); ok {
 		return Result{TokenIDs: ids, Rung: RungRender}, nil
 	}
@@ -165,7 +162,7 @@ func (e *engine) tokenize(ctx context.Context, req *openai.Request, url string) 
 	if err != nil {
 		return nil, fmt.Errorf("encode question: %w", err)
 	}
-	key := xxh3.Hash128Seed(body, e.seed^uint64(openai.Tokenize))
+	key := e.answers.key(string(body), uint64(openai.Tokenize))
 	if ids, ok := e.known(key); ok {
 		return ids, nil
 	}
@@ -280,7 +277,7 @@ func (e *engine) close(url string, d time.Duration) {
 	e.closed[url] = time.Now().Add(d)
 }
 
-func (e *engine) known(key xxh3.Uint128) ([]uint32, bool) {
+func (e *engine) known(key cacheKey) ([]uint32, bool) {
 	e.answers.mu.Lock()
 	defer e.answers.mu.Unlock()
 	ids, ok := e.answers.get(key)
@@ -292,7 +289,7 @@ func (e *engine) known(key xxh3.Uint128) ([]uint32, bool) {
 	return ids, ok
 }
 
-func (e *engine) remember(key xxh3.Uint128, ids []uint32) {
+func (e *engine) remember(key cacheKey, ids []uint32) {
 	e.answers.mu.Lock()
 	defer e.answers.mu.Unlock()
 	e.answers.put(key, ids)

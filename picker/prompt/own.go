@@ -14,7 +14,7 @@ import (
 // ownModel is a model whose files were read. What they hold may not be
 // supported: then the error stands in its place.
 type ownModel struct {
-	salt    uint64 // differs between models
+	number  uint64 // differs between models
 	tok     *tokenizer.Tokenizer
 	tokErr  error
 	tmpl    *chat.Template
@@ -23,12 +23,12 @@ type ownModel struct {
 
 // loadModel reads a folder. The error is that of a folder without a readable
 // tokenizer.json.
-func loadModel(dir fs.FS, salt uint64) (*ownModel, error) {
+func loadModel(dir fs.FS, number uint64) (*ownModel, error) {
 	data, err := fs.ReadFile(dir, "tokenizer.json")
 	if err != nil {
 		return nil, fmt.Errorf("read tokenizer: %w", err)
 	}
-	m := &ownModel{salt: salt}
+	m := &ownModel{number: number}
 	m.tok, m.tokErr = tokenizer.Parse(data)
 	m.tmpl, m.tmplErr = chat.Load(dir)
 	return m, nil
@@ -57,7 +57,7 @@ func (m *ownModel) encode(req *openai.Request, cache *segmentCache) ([]uint32, e
 	if req.AddSpecialTokens {
 		ids = append(ids, m.tok.Prefix()...)
 	}
-	ids = cache.encode(m.tok, m.salt, ids, text)
+	ids = cache.encode(m.tok, m.number, ids, text)
 	if req.AddSpecialTokens {
 		ids = append(ids, m.tok.Suffix()...)
 	}

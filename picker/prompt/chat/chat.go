@@ -148,7 +148,7 @@ func (t *Template) Render(now time.Time, r Request) (string, error) {
 		}
 	}
 	vars = append(vars, jinja.Var{Name: "messages", Value: messages})
-	text, err := t.tmpl.Render(now, vars)
+	text, err := t.tmpl.Render(now, vars, len(r.Messages)+len(r.Tools)+1024)
 	if err != nil {
 		return "", fmt.Errorf("render chat template: %w", err)
 	}

@@ -142,7 +142,7 @@ func renderRaw(tmpl *Template, conversation []byte) (string, error) {
 	for name, v := range jinja.Decode(conversation).(*jinja.Dict).All() {
 		vars = append(vars, jinja.Var{Name: name, Value: v})
 	}
-	return tmpl.tmpl.Render(day, vars)
+	return tmpl.tmpl.Render(day, vars, 0)
 }
 
 const partsTemplate = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}[{{ p.text }}{{ p.cache_control or '' }}]{% endfor %}{% endfor %}"

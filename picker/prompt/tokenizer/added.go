@@ -3,12 +3,14 @@ package tokenizer
 import (
 	"cmp"
 	"slices"
+	"strings"
 )
 
 // addedTokens finds added tokens in text, leftmost first and the longest of
 // those that begin at the same place.
 type addedTokens struct {
 	first   [256][]addedToken // by first byte, longest first
+	starts  string            // the first bytes that occur
 	special map[uint32]bool
 }
 
@@ -22,7 +24,10 @@ func newAddedTokens(list []addedToken) addedTokens {
 	for _, t := range list {
 		a.first[t.content[0]] = append(a.first[t.content[0]], t)
 	}
-	for _, l := range a.first {
+	for b, l := range a.first {
+		if len(l) > 0 {
+			a.starts += string([]byte{byte(b)})
+		}
 		slices.SortStableFunc(l, func(x, y addedToken) int { return cmp.Compare(len(y.content), len(x.content)) })
 	}
 	return a
@@ -31,7 +36,14 @@ func newAddedTokens(list []addedToken) addedTokens {
 // find returns where the first added token begins, its length and id; length 0
 // if there is none.
 func (a *addedTokens) find(text string) (at, n int, id uint32) {
-	for i := range len(text) {
+	for i := 0; i < len(text); i++ {
+		if len(a.starts) == 1 { // the usual case: all begin with <
+			n := strings.IndexByte(text[i:], a.starts[0])
+			if n < 0 {
+				break
+			}
+			i += n
+		}
 		for _, t := range a.first[text[i]] {
 			if len(text)-i >= len(t.content) && text[i:i+len(t.content)] == t.content {
 				return i, len(t.content), t.id

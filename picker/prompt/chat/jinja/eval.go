@@ -13,27 +13,27 @@ type env struct {
 
 // frame is a scope: the template's, a loop body's or a macro's.
 type frame struct {
-	names  []string
-	vals   []any
+	vars   []Var
 	parent *frame
 }
 
+func newFrame(parent *frame) *frame { return &frame{make([]Var, 0, 6), parent} }
+
 func (f *frame) set(name string, v any) {
-	for i, n := range f.names {
-		if n == name {
-			f.vals[i] = v
+	for i := range f.vars {
+		if f.vars[i].Name == name {
+			f.vars[i].Value = v
 			return
 		}
 	}
-	f.names = append(f.names, name)
-	f.vals = append(f.vals, v)
+	f.vars = append(f.vars, Var{name, v})
 }
 
 func (e *env) lookup(name string) any {
 	for f := e.frame; f != nil; f = f.parent {
-		for i, n := range f.names {
-			if n == name {
-				return f.vals[i]
+		for i := range f.vars {
+			if f.vars[i].Name == name {
+				return f.vars[i].Value
 			}
 		}
 	}
@@ -180,7 +180,7 @@ func (s *forStmt) exec(e *env) control {
 	for i, v := range list {
 		e.step()
 		l.i = i
-		e.frame = &frame{parent: outer}
+		e.frame = newFrame(outer)
 		s.bind(e.frame, v)
 		e.frame.set("loop", l)
 		if e.run(s.body) == ctlBreak {
@@ -201,7 +201,7 @@ func (s *forStmt) list(e *env) []any {
 	defer func() { e.frame = outer }()
 	var kept []any
 	for _, v := range list {
-		e.frame = &frame{parent: outer}
+		e.frame = newFrame(outer)
 		s.bind(e.frame, v)
 		if truth(s.cond.eval(e)) {
 			kept = append(kept, v)
@@ -260,7 +260,7 @@ func (m *macro) call(e *env, args []any, kw []kwarg) any {
 	}
 	caller := e.frame
 	defer func() { e.nest--; e.frame = caller }()
-	e.frame = &frame{parent: m.home}
+	e.frame = newFrame(m.home)
 	for i, a := range args {
 		e.frame.set(m.params[i], a)
 	}
@@ -295,7 +295,7 @@ func named(kw []kwarg, name string) (any, bool) {
 func (c *captureExpr) eval(e *env) any {
 	outer := e.frame
 	defer func() { e.frame = outer }()
-	e.frame = &frame{parent: outer}
+	e.frame = newFrame(outer)
 	return e.capture(c.body)
 }
 

@@ -11,7 +11,7 @@
 // template is parsed, named, so that the caller asks the engine instead.
 //
 //	t, err := jinja.Parse(`{% for m in messages %}{{ m.role }}{% endfor %}`)
-//	out, err := t.Render(now, []jinja.Var{{Name: "messages", Value: list}})
+//	out, err := t.Render(now, []jinja.Var{{Name: "messages", Value: list}}, 0)
 //
 // Values are nil (None), bool, int64, float64, string, *List, *Dict and
 // Undefined. Inside the package errors travel as panics of type *Error, as in
@@ -66,11 +66,11 @@ func Parse(source string) (t *Template, err error) {
 	return &Template{body: p.body()}, nil
 }
 
-// Render runs the template. now is what strftime_now prints. The values are
-// not changed.
-func (t *Template) Render(now time.Time, vars []Var) (out string, err error) {
+// Render runs the template. now is what strftime_now prints; size is a guess of
+// the output's length in bytes. The values are not changed.
+func (t *Template) Render(now time.Time, vars []Var, size int) (out string, err error) {
 	defer func() { err = caught(recover(), err) }()
-	e := &env{now: now, frame: &frame{}}
+	e := &env{now: now, frame: newFrame(nil), out: make([]byte, 0, size)}
 	for _, v := range vars {
 		e.frame.set(v.Name, v.Value)
 	}

@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 var day = time.Date(2026, 3, 9, 4, 5, 6, 0, time.UTC)
@@ -68,7 +70,7 @@ func render(source string, vars []Var) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return tmpl.Render(day, vars)
+	return tmpl.Render(day, vars, 0)
 }
 
 func TestErrors(t *testing.T) {
@@ -125,5 +127,31 @@ func FuzzRender(f *testing.F) {
 			return // slow on purpose
 		}
 		_, _ = render(source, vars)
+	})
+}
+
+// FuzzDecode holds Decode against encoding/json: what is written back is the
+// same data.
+func FuzzDecode(f *testing.F) {
+	v, _ := load(f)
+	f.Add([]byte(v.Context))
+	for _, s := range []string{`[1,-2,3.5,1e5,true,false,null,"a\"b\\\\","\\",{"a":{}},[]]`, `"\u00e9\ud83d\ude42\n"`, ` { "a" : [ ] } `, `{"a":1,"a":2}`, `[[[`, `"\`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		got := Decode(raw) // never panics
+		var want any
+		if json.Unmarshal(raw, &want) != nil || !utf8.Valid(raw) {
+			return
+		}
+		d := dumper{item: ",", key: ":"}
+		d.value(got, 0)
+		var back any
+		if err := json.Unmarshal(d.out, &back); err != nil {
+			t.Fatalf("%q came back as %q: %v", raw, d.out, err)
+		}
+		if !reflect.DeepEqual(want, back) {
+			t.Fatalf("%q came back as %q", raw, d.out)
+		}
 	})
 }

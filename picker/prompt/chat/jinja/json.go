@@ -1,54 +1,123 @@
 package jinja
 
 import (
+	"encoding/json"
 	"math"
 	"math/big"
 	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"github.com/tidwall/gjson"
 )
 
-// Decode turns checked JSON into values as Python's json module does: objects
-// keep their order, a number with a point or an exponent is a float.
-func Decode(raw []byte) any { return decode(gjson.ParseBytes(raw)) }
+// Decode turns JSON that was checked before into values as Python's json module
+// does: objects keep their order, a number with a point or an exponent is a
+// float. What is no JSON gives an arbitrary value.
+func Decode(raw []byte) any {
+	d := decoder{s: string(raw)}
+	return d.value(0)
+}
 
-func decode(r gjson.Result) any {
-	switch r.Type {
-	case gjson.True:
-		return true
-	case gjson.False:
-		return false
-	case gjson.String:
-		return r.Str
-	case gjson.Number:
-		if n, err := strconv.ParseInt(r.Raw, 10, 64); err == nil {
-			return n
+// maxDecode bounds nesting, as far as the caller's check does not.
+const maxDecode = 1000
+
+// decoder reads JSON; text without escapes stays a part of s.
+type decoder struct {
+	s string
+	i int
+}
+
+// next skips white space and separators and returns the byte there, 0 at the
+// end.
+func (d *decoder) next() byte {
+	for ; d.i < len(d.s); d.i++ {
+		switch c := d.s[d.i]; c {
+		case ' ', '\n', '\t', '\r', ',', ':':
+		default:
+			return c
 		}
-		if !strings.ContainsAny(r.Raw, ".eEnN") { // NaN and Infinity have an n
-			return bigInt(r.Raw)
-		}
-		f, _ := strconv.ParseFloat(r.Raw, 64) // out of range is infinite, as in Python
-		return f
-	case gjson.JSON:
-		if r.IsArray() {
-			l := &List{}
-			r.ForEach(func(_, v gjson.Result) bool {
-				l.Items = append(l.Items, decode(v))
-				return true
-			})
-			return l
-		}
-		d := &Dict{}
-		r.ForEach(func(k, v gjson.Result) bool {
-			d.Set(k.Str, decode(v))
-			return true
-		})
-		return d
 	}
-	return nil
+	return 0
+}
+
+func (d *decoder) value(depth int) any {
+	c := d.next()
+	if depth > maxDecode {
+		d.i = len(d.s)
+		return nil
+	}
+	switch c {
+	case '{':
+		out := &Dict{}
+		for d.i++; d.next() == '"'; {
+			key := d.text()
+			out.Set(key, d.value(depth+1))
+		}
+		d.i++
+		return out
+	case '[':
+		out := &List{}
+		for d.i++; d.next() != ']' && d.i < len(d.s); {
+			out.Items = append(out.Items, d.value(depth+1))
+		}
+		d.i++
+		return out
+	case '"':
+		return d.text()
+	}
+	start := d.i
+	for d.i < len(d.s) && !strings.ContainsRune(" \n\t\r,:]}", rune(d.s[d.i])) {
+		d.i++
+	}
+	if d.i == start {
+		d.i++
+	}
+	return scalar(d.s[start:min(d.i, len(d.s))])
+}
+
+func scalar(s string) any {
+	switch s {
+	case "true":
+		return true
+	case "false":
+		return false
+	case "null", "":
+		return nil
+	}
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
+		return n
+	}
+	if !strings.ContainsAny(s, ".eEnN") { // NaN and Infinity have an n
+		return bigInt(s)
+	}
+	f, _ := strconv.ParseFloat(s, 64) // out of range is infinite, as in Python
+	return f
+}
+
+// text reads a string; its opening quote is at d.i.
+func (d *decoder) text() string {
+	start := d.i
+	d.i++
+	for escaped := false; ; {
+		n := strings.IndexByte(d.s[d.i:], '"')
+		if n < 0 {
+			d.i = len(d.s)
+			return ""
+		}
+		part := d.s[d.i : d.i+n]
+		d.i += n + 1
+		slashes := len(part) - len(strings.TrimRight(part, `\`))
+		escaped = escaped || strings.IndexByte(part, '\\') >= 0
+		if slashes%2 == 1 {
+			continue // that quote is escaped
+		}
+		if !escaped {
+			return d.s[start+1 : d.i-1]
+		}
+		var out string
+		_ = json.Unmarshal([]byte(d.s[start:d.i]), &out)
+		return out
+	}
 }
 
 // bigInt is a whole number beyond 64 bits; templates only print it.
