@@ -73,7 +73,7 @@ func hashes(blocks []indexworkload.Block) []blockhash.Hash {
 // TestWorkload reports how often answers and picks are wrong, and bounds it.
 func TestWorkload(t *testing.T) {
 	for _, pods := range []int{64, 1000} {
-		if pods > 64 && testing.Short() {
+		if pods > 64 && (testing.Short() || raceEnabled) { // a minute under the race detector, and nothing runs at once
 			continue
 		}
 		l := load[pods]()
