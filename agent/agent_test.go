@@ -47,6 +47,8 @@ type engine struct {
 	noEvents bool // kv_event_sources lists nothing
 	tells    bool // kv_event_sources exists
 	resets   int
+	connects bool    // the publisher connects instead of binding
+	second   *engine // publishes for rank 1
 	events   string
 	replay   string
 }
@@ -69,7 +71,11 @@ func newEngine(t *testing.T) *engine {
 		case e.noEvents:
 			fmt.Fprint(w, `{}`)
 		default:
-			fmt.Fprintf(w, `{"0":{"endpoint":%q,"replay_endpoint":%q,"topic":"","buffer_steps":10000}}`, e.events, e.replay)
+			fmt.Fprintf(w, `{"0":{"endpoint":%q,"replay_endpoint":%q,"topic":"","buffer_steps":10000}`, e.events, e.replay)
+			if e.second != nil {
+				fmt.Fprintf(w, `,"1":{"endpoint":%q,"replay_endpoint":%q,"topic":""}`, e.second.events, e.second.replay)
+			}
+			fmt.Fprint(w, "}")
 		}
 	})
 	mux.HandleFunc("POST /reset_prefix_cache", func(w http.ResponseWriter, _ *http.Request) {
@@ -96,6 +102,11 @@ func (e *engine) metrics(w http.ResponseWriter, _ *http.Request) {
 	if e.asleep {
 		awake, asleep = 0, 1
 	}
+	if e.second != nil {
+		fmt.Fprintf(w, `vllm:num_requests_running{engine="1",model_name="m"} 3.0
+vllm:cache_config_info{block_size="%d",num_gpu_blocks="2000",enable_prefix_caching="True",engine="1"} 1.0
+`, blockSize)
+	}
 	const labels = `{engine="0",model_name="m"}`
 	fmt.Fprintf(w, `process_start_time_seconds %d
 vllm:num_requests_running%[2]s 1.0
@@ -115,8 +126,10 @@ func (e *engine) open() {
 	cfg.BufferSteps = e.ring
 	if e.events != "" {
 		// With a host in it the publisher would connect: bind all addresses.
-		cfg.Endpoint = strings.Replace(e.events, "127.0.0.1", "*", 1)
-		cfg.ReplayEndpoint = e.replay
+		cfg.Endpoint, cfg.ReplayEndpoint = e.events, e.replay
+		if !e.connects {
+			cfg.Endpoint = strings.Replace(e.events, "127.0.0.1", "*", 1)
+		}
 	}
 	pub, err := zmqpub.Open(cfg)
 	if err != nil {
@@ -539,6 +552,56 @@ func TestEngineThatIsNotThereYetAndGoesAway(t *testing.T) {
 	if g.blocks(1) != 3 {
 		t.Errorf("%d blocks while the engine does not answer, want 3: it may be busy", g.blocks(1))
 	}
+}
+
+// vLLM connects its publisher where the endpoint names a host: then the agent has
+// to listen, or both wait for ever.
+func TestEngineThatConnects(t *testing.T) {
+	e, g := newEngine(t), newGateway(t)
+	e.stopPub()
+	e.connects = true
+	e.open()
+	a := startAgent(t, e, g, nil)
+	a.listening(t)
+	e.store(1, 0, 4)
+	eventually(t, "visible", func() bool { return g.blocks(1) == 4 })
+}
+
+// An engine that does not tell where its events are.
+func TestConfiguredSources(t *testing.T) {
+	e, g := newEngine(t), newGateway(t)
+	e.set(func() { e.tells = false })
+	e.store(1, 0, 4)
+	startAgent(t, e, g, func(c *agent.Config) { c.KVEvents = agent.EventsConfig{Endpoint: e.events, Replay: e.replay} })
+	eventually(t, "visible", func() bool { return g.blocks(1) == 4 })
+}
+
+func TestDataParallelRanksAreStreamsOfOneEndpoint(t *testing.T) {
+	e, g := newEngine(t), newGateway(t)
+	second := newEngine(t)
+	e.set(func() { e.second = second })
+	e.store(1, 0, 4)
+	second.store(2, 0, 6)
+	startAgent(t, e, g, nil)
+	chain := func(prompt, blocks int) []blockhash.Hash {
+		return blockhash.NewHasher(blockhash.DefaultSeed).AppendChain(nil, 0, tokens(prompt, blocks), blockSize)
+	}
+	eventually(t, "each rank holds its own prompt", func() bool {
+		snap := g.view.Snapshot()
+		if snap == nil || len(snap.Streams) != 2 || snap.Streams[1].Info == nil || len(snap.Streams[1].Info.Ranks) != 2 {
+			return false
+		}
+		for rank, st := range snap.Streams {
+			own, other := chain(1, 4)[3], chain(2, 6)[5]
+			if rank == 1 {
+				own, other = other, own
+			}
+			if st.Key.Rank != uint16(rank) || st.GPU.Matrix == nil || !st.GPU.Matrix.Has(st.GPU.Index, own) || st.GPU.Matrix.Has(st.GPU.Index, other) {
+				return false
+			}
+		}
+		return snap.Streams[0].Key.Endpoint == snap.Streams[1].Key.Endpoint && snap.Streams[1].Live.Facts().Load.BlocksTotal == 2000
+	})
 }
 
 func TestEngineWithoutEvents(t *testing.T) {

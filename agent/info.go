@@ -1,9 +1,9 @@
 package agent
 
 import (
-	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/grapevine-llm/grapevine/agent/enginemetrics"
@@ -59,7 +59,7 @@ func (u *unit) announce() {
 			next.BlockSize = clampUint32(n)
 		}
 	}
-	if sameInfo(&next, &u.info) && u.counts.infos > 0 {
+	if sameInfo(next, u.info) && u.counts.infos > 0 {
 		return
 	}
 	next.Version = u.info.Version + 1
@@ -94,9 +94,7 @@ func models(in []enginemetrics.Model) (out []wire.Model, longest uint32) {
 }
 
 // sameInfo compares but for the version.
-func sameInfo(a, b *wire.Info) bool {
-	x, y := *a, *b
-	x.Version, y.Version = 0, 0
-	x.Models, x.Ranks, y.Models, y.Ranks = nil, nil, nil, nil
-	return fmt.Sprintf("%+v", x) == fmt.Sprintf("%+v", y) && slices.Equal(a.Models, b.Models) && slices.Equal(a.Ranks, b.Ranks)
+func sameInfo(a, b wire.Info) bool {
+	a.Version, b.Version = 0, 0
+	return reflect.DeepEqual(a, b)
 }

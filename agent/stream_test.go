@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"context"
 	"encoding/binary"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -15,6 +17,8 @@ import (
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/gossip/view"
 	"github.com/grapevine-llm/grapevine/gossip/wire"
+	"github.com/grapevine-llm/grapevine/gpu"
+	"github.com/grapevine-llm/grapevine/gpu/gputest"
 	"github.com/grapevine-llm/grapevine/test/engine/pool"
 	"github.com/grapevine-llm/grapevine/test/engine/zmqpub"
 )
@@ -334,4 +338,64 @@ func TestBatchTime(t *testing.T) {
 			t.Errorf("%x has no time, but one was found", b)
 		}
 	}
+}
+
+func TestGPUVerdictsBecomeHealth(t *testing.T) {
+	w := newGPUWatch(slog.New(slog.DiscardHandler))
+	w.reader = &gputest.Reader{Steps: []gputest.Step{{Stats: gputest.Healthy(2)}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var got wire.Health
+	w.run(ctx, "", func(h wire.Health) {
+		got = h
+		cancel()
+	})
+	if !got.Known || got.GPUs != 2 || got.Fault != 0 || got.Slowdown != 1 || got.MemTotalBytes != 160<<30 {
+		t.Errorf("got %+v, want two healthy GPUs of 80 GiB", got)
+	}
+	lost := gputest.Healthy(2)
+	lost[1].Lost = true
+	for i := range 5 {
+		got = w.observe(testBase.Add(time.Duration(i)*time.Second), lost)
+	}
+	if gpu.Fault(got.Fault) != gpu.FaultLost {
+		t.Errorf("fault %d, want %d", got.Fault, gpu.FaultLost)
+	}
+}
+
+// BenchmarkLive is the cost of an engine at 10,000 prefill tokens a second with
+// blocks of 16 tokens, by batches of 256 tokens: evict, store, tick.
+func BenchmarkLive(b *testing.B) {
+	const perBatch, resident = 16, 40_000
+	s := testStream(func(c *streamConfig) { c.blocks = resident })
+	s.replayEnd(testBase, true)
+	const half, distinct = resident / perBatch, 2 * resident / perBatch
+	events := make([]pool.Event, distinct)
+	for i := range events {
+		toks := make([]uint32, perBatch*16)
+		for k := range toks {
+			toks[k] = uint32(i*len(toks) + k)
+		}
+		hashes := pool.NewHasher("", false).AppendChain(nil, toks, 16, pool.Extras{})
+		events[i] = pool.Event{Kind: pool.Stored, Hashes: hashes, Tokens: toks, BlockSize: 16, ExtraKeys: make([][]string, perBatch)}
+	}
+	payloads := make([][]byte, distinct)
+	for i, stored := range events {
+		removed := pool.Event{Kind: pool.Removed, Hashes: events[(i+half)%distinct].Hashes}
+		payloads[i] = zmqpub.Form{}.AppendBatch(nil, 1, 0, []pool.Event{removed, stored})
+	}
+	now := testBase
+	seq := uint64(0)
+	bytes := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		s.live(now, seq, payloads[seq%distinct])
+		seq++
+		now = now.Add(25600 * time.Microsecond)
+		for _, p := range s.tick(now) {
+			bytes += len(p)
+		}
+	}
+	const batchesPerSec = 10_000.0 / (perBatch * 16)
+	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N)*batchesPerSec*100, "%core")
+	b.ReportMetric(float64(bytes)/float64(b.N)*batchesPerSec, "B/s")
 }

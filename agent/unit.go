@@ -295,6 +295,7 @@ func (u *unit) event(s *stream, sub *zmqsub.Subscriber, e zmqsub.Event) {
 	defer u.mu.Unlock()
 	rank := slog.Int(keyRank, int(s.cfg.key.Rank))
 	restarts, partial, suspect := s.restarts, s.set.Partial(), s.set.Suspect()
+	rankInfo, blockSize, kvEvents := s.rankInfo(), s.set.BlockSize(), u.kvEvents
 	var r request
 	switch e.Kind {
 	case zmqsub.Connected:
@@ -330,7 +331,9 @@ func (u *unit) event(s *stream, sub *zmqsub.Subscriber, e zmqsub.Event) {
 		u.log.Warn("picture of the cache is suspect: events were lost for good, gateways give it less weight", rank)
 	}
 	u.judgeEvents(false)
-	u.announce()
+	if s.rankInfo() != rankInfo || s.set.BlockSize() != blockSize || u.kvEvents != kvEvents {
+		u.announce()
+	}
 	u.poke()
 }
 
