@@ -110,7 +110,8 @@ type Request struct {
 	PromptEmbeds         bool // part of the prompt is embeddings, not tokens
 
 	// PromptBytes is the size of what becomes the prompt: text, or the raw
-	// messages, tools and input. Ids count four bytes each.
+	// messages, tools and input. Ids count four bytes each, pooling requests
+	// their whole body.
 	PromptBytes int
 }
 
@@ -170,12 +171,12 @@ func Parse(path string, body []byte) (*Request, error) {
 	r := &Request{Path: path, Kind: KindOf(path), Body: body, N: 1}
 	p := parser{f: f}
 	p.text(&r.Model, "model")
-	switch r.Kind {
-	case Other, Pooling, Detokenize:
-		return r, p.err
+	if r.Kind != Other && r.Kind != Pooling && r.Kind != Detokenize {
+		p.common(r)
 	}
-	p.common(r)
 	switch r.Kind {
+	case Pooling:
+		r.PromptBytes = len(body)
 	case Chat:
 		p.chat(r)
 		if r.Messages == nil {

@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 			Request{Kind: Responses, Model: "m", Stream: true, N: 1, MaxTokens: 9, PromptBytes: 11}},
 		{"anthropic", "/v1/messages", `{"model":"m","system":"s","messages":[],"max_tokens":4}`,
 			Request{Kind: Messages, Model: "m", N: 1, MaxTokens: 4, Messages: json.RawMessage(`[]`), PromptBytes: 5}},
-		{"pooling: model only", "/v1/rerank", `{"model":"r","query":1,"documents":"x"}`, Request{Kind: Pooling, Model: "r", N: 1}},
+		{"pooling: model only", "/v1/rerank", `{"model":"r","query":1,"documents":"x"}`, Request{Kind: Pooling, Model: "r", N: 1, PromptBytes: 39}},
 		{"unknown path", "/v1/else", `{"model":"r","messages":1}`, Request{Kind: Other, Model: "r", N: 1}},
 		{"lenient numbers and Python's own", "/v1/completions", `{"prompt":"x","n":"2","max_tokens":3.0,"temperature":NaN,"top_p":-Infinity}`,
 			Request{Kind: Completion, N: 2, MaxTokens: 3, Prompts: []Prompt{{Text: "x"}}, AddSpecialTokens: true, PromptBytes: 1}},
