@@ -142,6 +142,22 @@ type tokenizeRequest struct {
 }
 
 func (e *engine) tokenize(ctx context.Context, req *openai.Request, url string) ([]uint32, error) {
+	body, err := tokenizeBody(req)
+	if err != nil {
+		return nil, err
+	}
+	key := e.answers.key(string(body), uint64(openai.Tokenize))
+	if ids, ok := e.known(key); ok {
+		return ids, nil
+	}
+	ids, err := e.tokens(ctx, url, body)
+	if err == nil {
+		e.remember(key, ids)
+	}
+	return ids, err
+}
+
+func tokenizeBody(req *openai.Request) ([]byte, error) {
 	ask := tokenizeRequest{Model: req.Model, AddSpecialTokens: req.AddSpecialTokens}
 	switch {
 	case len(req.Prompts) > 0:
@@ -162,10 +178,11 @@ func (e *engine) tokenize(ctx context.Context, req *openai.Request, url string) 
 	if err != nil {
 		return nil, fmt.Errorf("encode question: %w", err)
 	}
-	key := e.answers.key(string(body), uint64(openai.Tokenize))
-	if ids, ok := e.known(key); ok {
-		return ids, nil
-	}
+	return body, nil
+}
+
+// tokens asks /tokenize, whatever was answered before.
+func (e *engine) tokens(ctx context.Context, url string, body []byte) ([]uint32, error) {
 	raw, err := e.post(ctx, url+"/tokenize", body)
 	if err != nil {
 		return nil, err
@@ -179,7 +196,6 @@ func (e *engine) tokenize(ctx context.Context, req *openai.Request, url string) 
 	if len(answer.Tokens) == 0 {
 		return nil, errors.New("answer has no tokens")
 	}
-	e.remember(key, answer.Tokens)
 	return answer.Tokens, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync/atomic"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/picker/openai"
@@ -19,7 +20,11 @@ type ownModel struct {
 	tokErr  error
 	tmpl    *chat.Template
 	tmplErr error
+	// wrong is set when an engine was seen to tokenize differently.
+	wrong atomic.Pointer[Mismatch]
 }
+
+func (m *ownModel) distrust(why *Mismatch) { m.wrong.Store(why) }
 
 // loadModel reads a folder. The error is that of a folder without a readable
 // tokenizer.json.
@@ -48,6 +53,9 @@ func (m *ownModel) problems() []error {
 func (m *ownModel) encode(req *openai.Request, cache *segmentCache) ([]uint32, error) {
 	if m.tokErr != nil {
 		return nil, m.tokErr
+	}
+	if why := m.wrong.Load(); why != nil {
+		return nil, why
 	}
 	text, err := m.text(req)
 	if err != nil {

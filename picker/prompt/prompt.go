@@ -219,17 +219,23 @@ func (r *Resolver) find(ctx context.Context, req *openai.Request, engineURL stri
 
 // own tokenizes with the model's files.
 func (r *Resolver) own(req *openai.Request) ([]uint32, error) {
-	m := r.models[req.Model]
-	if m == nil && r.cfg.Base != nil {
-		m = r.models[r.cfg.Base(req.Model)]
-	}
-	if m == nil && (req.Model == "" || r.cfg.IsAdapter != nil && r.cfg.IsAdapter(req.Model)) {
-		m = r.only
-	}
+	m := r.model(req.Model)
 	if m == nil {
 		return nil, errors.New("no files for this model")
 	}
 	return m.encode(req, r.segments)
+}
+
+// model returns what was read for a model or its base, nil if nothing was.
+func (r *Resolver) model(name string) *ownModel {
+	m := r.models[name]
+	if m == nil && r.cfg.Base != nil {
+		m = r.models[r.cfg.Base(name)]
+	}
+	if m == nil && (name == "" || r.cfg.IsAdapter != nil && r.cfg.IsAdapter(name)) {
+		m = r.only
+	}
+	return m
 }
 
 // truncate keeps as many tokens as the request wants, from the side that vLLM

@@ -255,6 +255,65 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
+func TestCheck(t *testing.T) {
+	dir := tinyDir(t)
+	// engine tokenizes as the files do, but for what it is told to change.
+	engine := func(change func([]uint32) []uint32) http.HandlerFunc {
+		truth, err := New(Config{Models: map[string]string{"tiny": dir}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func(w http.ResponseWriter, r *http.Request) {
+			b, _ := io.ReadAll(r.Body)
+			path := completionPath
+			if strings.Contains(string(b), "messages") {
+				path = chatPath
+			}
+			req, err := openai.Parse(path, b)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			res, _ := truth.Resolve(r.Context(), req, "")
+			_ = json.NewEncoder(w).Encode(map[string]any{"tokens": change(slices.Clone(res.TokenIDs))})
+		}
+	}
+	tests := []struct {
+		name   string
+		engine http.HandlerFunc
+		want   string
+		rung   string
+	}{
+		{"equal", engine(func(ids []uint32) []uint32 { return ids }), "", RungOwn},
+		{"one token less", engine(func(ids []uint32) []uint32 { return ids[:len(ids)-1] }), "differ at token", RungTokenize},
+		{"BOS before it", engine(func(ids []uint32) []uint32 { return append([]uint32{1}, ids...) }), "differ at token 0 of probe 0", RungTokenize},
+		{"no answer", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "", http.StatusInternalServerError) }, "engine answers 500", RungOwn},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			mux := http.NewServeMux()
+			mux.HandleFunc("/tokenize", tt.engine)
+			s := httptest.NewServer(mux)
+			t.Cleanup(s.Close)
+			r, err := New(Config{Models: map[string]string{"tiny": dir}, Client: s.Client(), Deadline: 10 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = r.Check(t.Context(), "tiny", s.URL)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("Check = %v, want %q", err, tt.want)
+			}
+			got, err := r.Resolve(t.Context(), parse(t, chatPath, hello), s.URL)
+			if err != nil || got.Rung != tt.rung {
+				t.Errorf("after the check: %+v, %v, want rung %s", got, err, tt.rung)
+			}
+			if err := r.Check(t.Context(), "other", s.URL); err != nil {
+				t.Errorf("Check of a model without files: %v", err)
+			}
+		})
+	}
+}
+
 func TestNewErrors(t *testing.T) {
 	if _, err := New(Config{Models: map[string]string{"m": t.TempDir()}}); err == nil || !strings.Contains(err.Error(), "model m: read tokenizer") {
 		t.Errorf("New with an empty folder: %v", err)
