@@ -74,7 +74,7 @@ type DigestConfig struct {
 	BitsPerBlock float64       `json:"bits-per-block" help:"filter bits per KV block; more bits, fewer false positives"`
 	MinInterval  time.Duration `json:"min-interval" help:"shortest time between ticks; grows with the fleet"`
 	MaxInterval  time.Duration `json:"max-interval" help:"longest time between ticks"`
-	BytesPerSec  int           `json:"bytes-per-sec" help:"bytes of ticks per second and gateway, at most"`
+	BytesPerSec  int           `json:"bytes-per-sec" help:"bytes of ticks per second to all gateways together, heartbeats apart"`
 	// LowerBlocks sizes the digest of all tiers, made when an engine first stores to
 	// a lower tier. 0: four times the GPU's blocks.
 	LowerBlocks int `json:"lower-blocks" help:"blocks expected in all tiers together; 0: four times the GPU's"`

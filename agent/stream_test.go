@@ -340,6 +340,27 @@ func TestBatchTime(t *testing.T) {
 	}
 }
 
+func TestBudget(t *testing.T) {
+	b := budget{perSec: 20_000}
+	now := testBase
+	sent := 0
+	for now.Before(testBase.Add(20 * time.Second)) {
+		if ready := b.readyAt(now); ready.After(now) {
+			now = ready
+			continue
+		}
+		b.spend(now, 400, 3)
+		sent += 3 * 400
+		now = now.Add(25 * time.Millisecond)
+	}
+	if perSec := sent / 20; perSec < 19_000 || perSec > 22_000 {
+		t.Errorf("%d bytes a second over 20 s, want about 20,000 and the first burst", perSec)
+	}
+	if ready := b.readyAt(now.Add(time.Minute)); ready != now.Add(time.Minute) {
+		t.Errorf("not ready after a minute's pause but %v later", ready.Sub(now.Add(time.Minute)))
+	}
+}
+
 func TestGPUVerdictsBecomeHealth(t *testing.T) {
 	w := newGPUWatch(slog.New(slog.DiscardHandler))
 	w.reader = &gputest.Reader{Steps: []gputest.Step{{Stats: gputest.Healthy(2)}}}

@@ -59,6 +59,8 @@ type unit struct {
 	info     wire.Info // as last announced
 	health   wire.Health
 	hasGPU   bool
+	budget   budget
+	sentAt   time.Time // of the last round of ticks
 	counts   counts
 }
 
@@ -118,6 +120,7 @@ func newUnit(cfg Config, i int, hasher blockhash.Hasher, ready func(uint32)) (*u
 		SeedFingerprint: hasher.Fingerprint(),
 	}
 	u.kvEvents = "waiting for the engine"
+	u.budget.perSec = float64(cfg.Digest.BytesPerSec)
 	return u, nil
 }
 
@@ -388,18 +391,35 @@ func (u *unit) sendLoop(ctx context.Context) {
 	}
 }
 
+// collect returns what is to be sent now, to whom, and when to ask again. Over the
+// budget only heartbeats go out.
 func (u *unit) collect(now time.Time) (packets [][]byte, pickers []uint64, due time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	heartbeat := u.sentAt.Add(u.cfg.Digest.MaxInterval)
+	if ready := u.budget.readyAt(now); ready.After(now) && now.Before(heartbeat) {
+		if heartbeat.Before(ready) {
+			ready = heartbeat
+		}
+		return nil, nil, ready
+	}
 	due = now.Add(time.Second)
+	bytes := 0
 	for _, s := range u.streams {
-		packets = append(packets, s.tick(now)...)
+		for _, p := range s.tick(now) {
+			packets = append(packets, p)
+			bytes += len(p)
+		}
 		if d := s.due(now); d.Before(due) {
 			due = d
 		}
 	}
 	for node := range u.pickers {
 		pickers = append(pickers, node)
+	}
+	if len(packets) > 0 {
+		u.sentAt = now
+		u.budget.spend(now, bytes, len(pickers))
 	}
 	return packets, pickers, due
 }
