@@ -1,0 +1,216 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	broadcastTimeout = 2 * time.Minute // adapters take a while to load
+	maxBroadcastBody = 1 << 20
+)
+
+// answerOf is one endpoint's answer to a request that went to all.
+type answerOf struct {
+	Endpoint string          `json:"endpoint"`
+	Status   int             `json:"status"` // 0: not reached
+	Body     json.RawMessage `json:"body,omitempty"`
+	Error    string          `json:"error,omitempty"`
+}
+
+// broadcast sends a dev or adapter request to every endpoint and joins the answers: 200 if all
+// said 200, else 502 with what each said.
+func (p *Proxy) broadcast(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBroadcastBody))
+	if err != nil {
+		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", "body: "+err.Error())
+		return
+	}
+	urls := p.engines()
+	if len(urls) == 0 {
+		writeError(w, http.StatusServiceUnavailable, "unavailable", "the pool is empty")
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), broadcastTimeout)
+	defer cancel()
+	answers := make([]answerOf, len(urls))
+	var wg sync.WaitGroup
+	for i, base := range urls {
+		wg.Go(func() { answers[i] = p.ask(ctx, base, r, body) })
+	}
+	wg.Wait()
+	status := http.StatusOK
+	for i, a := range answers {
+		if a.Status != http.StatusOK {
+			status = http.StatusBadGateway
+		}
+		if r.URL.Path == "/reset_prefix_cache" && resetSucceeded(a) {
+			p.picker.CacheCleared(address(urls[i]))
+		}
+		if r.URL.Path == "/sleep" || r.URL.Path == "/pause" { // both empty the cache
+			p.picker.CacheCleared(address(urls[i]))
+		}
+	}
+	p.log.Info("sent to all endpoints", slog.String("path", r.URL.Path), slog.Int("endpoints", len(urls)), slog.Int("status", status))
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"endpoints": answers})
+}
+
+// resetSucceeded reads vLLM's answer: {"success": false} where blocks were in use; older
+// versions answer 200 with an empty body.
+func resetSucceeded(a answerOf) bool {
+	var said struct {
+		Success *bool `json:"success"`
+	}
+	_ = json.Unmarshal(a.Body, &said) // no body: no refusal
+	return a.Status == http.StatusOK && (said.Success == nil || *said.Success)
+}
+
+// ask sends r's copy to one engine.
+func (p *Proxy) ask(ctx context.Context, base string, r *http.Request, body []byte) answerOf {
+	a := answerOf{Endpoint: address(base)}
+	req, err := http.NewRequestWithContext(ctx, r.Method, base+r.URL.RequestURI(), bytes.NewReader(body))
+	if err != nil {
+		a.Error = err.Error()
+		return a
+	}
+	copyRequestHeaders(req.Header, r.Header)
+	resp, err := p.transport.RoundTrip(req)
+	if err != nil {
+		a.Error = err.Error()
+		return a
+	}
+	defer resp.Body.Close()
+	a.Status = resp.StatusCode
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxBroadcastBody))
+	switch {
+	case err != nil:
+		a.Error = err.Error()
+	case json.Valid(text):
+		a.Body = text
+	case len(text) > 0:
+		a.Error = string(text[:min(len(text), 200)])
+	}
+	return a
+}
+
+// engines are the base URLs of the pool, each once.
+func (p *Proxy) engines() []string {
+	var urls []string
+	for _, e := range p.picker.Status().Endpoints {
+		if !slices.Contains(urls, e.URL) {
+			urls = append(urls, e.URL)
+		}
+	}
+	return urls
+}
+
+// address is the host:port of a base URL.
+func address(base string) string {
+	_, rest, ok := strings.Cut(base, "://")
+	if !ok {
+		rest = base
+	}
+	return strings.TrimSuffix(rest, "/")
+}
+
+// modelList is the answer of GET /v1/models.
+type modelList struct {
+	Object string      `json:"object"`
+	Data   []modelCard `json:"data"`
+}
+
+type modelCard struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	OwnedBy string `json:"owned_by"`
+}
+
+// models answers with every model and adapter that some endpoint serves.
+func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
+	list := modelList{Object: "list", Data: []modelCard{}}
+	for _, m := range p.picker.Status().Models {
+		list.Data = append(list.Data, modelCard{ID: m, Object: "model", OwnedBy: "grapevine"})
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+// modelPoll is how often endpoints without an agent are asked for their models.
+const modelPoll = 10 * time.Second
+
+// Run asks endpoints that no agent speaks for which models they serve, until ctx ends.
+func (p *Proxy) Run(ctx context.Context) error {
+	ticker := time.NewTicker(modelPoll)
+	defer ticker.Stop()
+	p.pollModels(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			p.pollModels(ctx)
+		}
+	}
+}
+
+func (p *Proxy) pollModels(ctx context.Context) {
+	var wg sync.WaitGroup
+	asked := map[string]bool{}
+	for _, e := range p.picker.Status().Endpoints {
+		if e.DigestAgeMs >= 0 || asked[e.URL] {
+			continue
+		}
+		asked[e.URL] = true
+		wg.Go(func() {
+			names, err := p.modelsOf(ctx, e.URL)
+			if err != nil {
+				p.log.Debug("models unknown", slog.String("endpoint", e.ID), slog.Any("error", err))
+				return
+			}
+			p.picker.SetModels(address(e.URL), names)
+		})
+	}
+	wg.Wait()
+}
+
+// modelsOf asks one engine.
+func (p *Proxy) modelsOf(ctx context.Context, base string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/v1/models", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := p.transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("status %d", resp.StatusCode)
+	}
+	var list modelList
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxBroadcastBody)).Decode(&list); err != nil {
+		return nil, fmt.Errorf("read models: %w", err)
+	}
+	var names []string
+	for _, m := range list.Data {
+		names = append(names, m.ID)
+	}
+	if len(names) == 0 {
+		return nil, errors.New("no model in the list")
+	}
+	return names, nil
+}

@@ -1,0 +1,213 @@
+// Package proxy is an OpenAI-compatible reverse proxy around the picker library: it reads a
+// request, learns its token ids, asks the picker for an endpoint and forwards the answer without
+// adding delay to its stream.
+//
+// It owns HTTP in both directions and nothing else: which endpoint is best is the
+// picker's to say, what a prompt's tokens are is package prompt's. The admin surface
+// (metrics, status, receipts, live page) is a handler of its own, for a listener of its own.
+//
+// Prompt text is in no log, metric or receipt.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/openai"
+	"github.com/grapevine-llm/grapevine/picker/prompt"
+)
+
+// Config of a Proxy. The zero value of a limit means its default.
+type Config struct {
+	MaxBodyBytes    int64         `json:"max-body-bytes" help:"largest request body; larger ones are answered 413"`
+	MaxConcurrent   int           `json:"max-concurrent" help:"requests in progress at most, held ones included; further ones are answered 429"`
+	DialTimeout     time.Duration `json:"dial-timeout" help:"limit on connecting to an endpoint; after it the next endpoint is tried"`
+	HeaderWait      time.Duration `json:"header-wait" help:"how long an answer's headers wait for its first event, to leave in one write with it"`
+	MaxRetryShare   float64       `json:"max-retry-share" help:"share of the requests in progress that may be retries after a connection was reset"`
+	AllowPaths      []string      `json:"allow-paths" help:"further POST paths to forward, each to the endpoint with the least load"`
+	DevEndpoints    bool          `json:"dev-endpoints" help:"forward the engines' dev and adapter endpoints (reset_prefix_cache, sleep, load_lora_adapter, ...) to all endpoints"`
+	ResponseHeaders bool          `json:"response-headers" help:"put the decision into X-Grapevine-* headers of each answer"`
+	SessionHeader   string        `json:"session-header" help:"request header that names the session, for policy shares; else the body's user field, else the API key"`
+	FlowHeader      string        `json:"flow-header" help:"trusted request header that names the flow for fair shares; else the API key"`
+	PriorityHeader  string        `json:"priority-header" help:"trusted request header with a priority (integer, higher first); empty ignores priorities"`
+	SheddableHeader string        `json:"sheddable-header" help:"trusted request header that marks a request as sheddable under overload"`
+}
+
+// Default returns the configuration that suits most gateways.
+func Default() Config {
+	return Config{
+		MaxBodyBytes:  32 << 20,
+		MaxConcurrent: 4096,
+		DialTimeout:   500 * time.Millisecond,
+		HeaderWait:    10 * time.Millisecond,
+		MaxRetryShare: 0.1,
+		SessionHeader: "X-Session-Id",
+		FlowHeader:    "X-Flow-Id",
+	}
+}
+
+// Validate joins all faults; each has Field, Value and Remedy.
+func (c Config) Validate() error {
+	var errs []error
+	fault := func(bad bool, field string, value any, remedy string) {
+		if bad {
+			errs = append(errs, &fieldError{field, fmt.Sprint(value), remedy})
+		}
+	}
+	fault(c.MaxBodyBytes < 1<<10, "max-body-bytes", c.MaxBodyBytes, "give at least 1024")
+	fault(c.MaxConcurrent < 1, "max-concurrent", c.MaxConcurrent, "give at least 1")
+	fault(c.DialTimeout <= 0, "dial-timeout", c.DialTimeout, "give a duration above 0, e.g. 500ms")
+	fault(c.HeaderWait < 0 || c.HeaderWait > time.Second, "header-wait", c.HeaderWait, "give 0 to 1s")
+	fault(c.MaxRetryShare < 0 || c.MaxRetryShare > 1, "max-retry-share", c.MaxRetryShare, "give a share from 0 to 1")
+	for _, p := range c.AllowPaths {
+		fault(!strings.HasPrefix(p, "/"), "allow-paths", p, "start the path with /")
+	}
+	return errors.Join(errs...)
+}
+
+// fieldError is one fault of a Config.
+type fieldError struct{ field, value, remedy string }
+
+func (e *fieldError) Error() string  { return fmt.Sprintf("%s %s: %s", e.field, e.value, e.remedy) }
+func (e *fieldError) Field() string  { return e.field }
+func (e *fieldError) Value() string  { return e.value }
+func (e *fieldError) Remedy() string { return e.remedy }
+
+// Resolver turns a request into token ids; *prompt.Resolver is the real one.
+type Resolver interface {
+	Resolve(ctx context.Context, req *openai.Request, engineURL string) (prompt.Result, error)
+}
+
+// Proxy forwards requests. Safe for concurrent use.
+type Proxy struct {
+	cfg       Config
+	picker    *picker.Picker
+	resolver  Resolver
+	log       *slog.Logger
+	metrics   *metrics
+	transport *http.Transport
+	budget    retryBudget
+	deaths    *deathList
+	draining  atomic.Bool
+	slots     chan struct{} // one per request in progress
+}
+
+// New returns a Proxy that picks with p and reads prompts with r. log and reg may be nil.
+func New(cfg Config, p *picker.Picker, r Resolver, log *slog.Logger, reg prometheus.Registerer) (*Proxy, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Proxy{
+		cfg: cfg, picker: p, resolver: r, log: log,
+		metrics: newMetrics(reg),
+		// TCP_NODELAY is Go's default on both sides.
+		transport: &http.Transport{
+			DialContext:           (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}).DialContext,
+			MaxIdleConnsPerHost:   1024,
+			IdleConnTimeout:       90 * time.Second,
+			DisableCompression:    true,
+			WriteBufferSize:       64 << 10,
+			ReadBufferSize:        32 << 10,
+			ExpectContinueTimeout: time.Second,
+		},
+		budget: retryBudget{share: cfg.MaxRetryShare},
+		deaths: newDeathList(),
+		slots:  make(chan struct{}, cfg.MaxConcurrent),
+	}, nil
+}
+
+// Drain makes /health fail and binds all held requests; requests in progress go on.
+func (p *Proxy) Drain() {
+	p.draining.Store(true)
+	p.picker.Drain()
+}
+
+// Close drops idle connections to endpoints.
+func (p *Proxy) Close() { p.transport.CloseIdleConnections() }
+
+// Paths that are picked for, by method. Other paths are 404 unless allowed by Config.
+var generatePaths = []string{
+	"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
+	"/tokenize", "/detokenize", "/pooling", "/classify",
+	"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+	"/v1/chat/completions/render", "/v1/completions/render",
+}
+
+// devPaths are the engines' dev and adapter-management endpoints (vLLM 0.32,
+// vllm/entrypoints/serve), by method.
+var devPaths = map[string]string{
+	"/reset_prefix_cache": http.MethodPost, "/reset_mm_cache": http.MethodPost, "/reset_encoder_cache": http.MethodPost,
+	"/sleep": http.MethodPost, "/wake_up": http.MethodPost, "/is_sleeping": http.MethodGet,
+	"/pause": http.MethodPost, "/resume": http.MethodPost, "/is_paused": http.MethodGet,
+	"/server_info":          http.MethodGet,
+	"/v1/load_lora_adapter": http.MethodPost, "/v1/unload_lora_adapter": http.MethodPost,
+}
+
+// Handler serves clients.
+func (p *Proxy) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, path := range generatePaths {
+		mux.HandleFunc("POST "+path, p.serve)
+	}
+	for _, path := range p.cfg.AllowPaths {
+		mux.HandleFunc("POST "+path, p.serve)
+	}
+	for path, method := range devPaths {
+		if p.cfg.DevEndpoints {
+			mux.HandleFunc(method+" "+path, p.broadcast)
+		}
+	}
+	mux.HandleFunc("GET /v1/models", p.models)
+	mux.HandleFunc("GET /health", p.health)
+	mux.HandleFunc("GET /ping", p.health)
+	mux.HandleFunc("/", p.unknown)
+	return mux
+}
+
+// unknown answers paths that are not served, and known paths with a wrong method.
+func (p *Proxy) unknown(w http.ResponseWriter, r *http.Request) {
+	for _, path := range append(generatePaths, p.cfg.AllowPaths...) {
+		if r.URL.Path == path {
+			w.Header().Set("Allow", http.MethodPost)
+			writeError(w, http.StatusMethodNotAllowed, "invalid_request_error", r.Method+" is not allowed here: use POST")
+			return
+		}
+	}
+	if _, dev := devPaths[r.URL.Path]; dev {
+		writeError(w, http.StatusNotFound, "invalid_request_error", "dev and adapter endpoints are off: start the gateway with --dev-endpoints to forward them to all endpoints")
+		return
+	}
+	writeError(w, http.StatusNotFound, "invalid_request_error", "path "+r.URL.Path+" is not served: allow it with --allow-paths")
+}
+
+// health answers 200 while requests can be served, and says why not otherwise.
+func (p *Proxy) health(w http.ResponseWriter, _ *http.Request) {
+	switch {
+	case p.draining.Load():
+		writeError(w, http.StatusServiceUnavailable, "unavailable", "draining: this gateway is going down")
+	case len(p.picker.Status().Endpoints) == 0:
+		writeError(w, http.StatusServiceUnavailable, "unavailable", "the pool is empty: give --endpoints or let agents join by gossip")
+	default:
+		w.WriteHeader(http.StatusOK)
+	}
+}
+
+// writeError answers in OpenAI's shape.
+func writeError(w http.ResponseWriter, status int, typ, msg string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(openai.ErrorBody(status, typ, msg))
+}

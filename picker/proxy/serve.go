@@ -1,0 +1,279 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/openai"
+)
+
+// call is one client's request on its way.
+type call struct {
+	w        http.ResponseWriter
+	r        *http.Request
+	id       string
+	body     []byte // as sent on: with usage asked for
+	original []byte // as it came
+	strip    bool   // usage was asked for here and is taken out again
+	req      *openai.Request
+	pick     picker.Request
+	decision picker.Decision
+	arrived  time.Time
+	held     time.Duration
+
+	status    int  // answered; 0 while nothing has been written
+	streaming bool // the answer is a stream of events
+	forwarded bool // an event has gone to the client
+	output    bool // an event with output was seen
+	cutShort  bool // the answer must not look complete
+}
+
+// serve picks an endpoint for a request and forwards it.
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
+	c := &call{w: w, r: r, arrived: time.Now(), id: requestID(r)}
+	w.Header().Set("X-Request-Id", c.id)
+	select {
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
+	default:
+		p.fail(c, http.StatusTooManyRequests, "overloaded_error", fmt.Sprintf("this gateway has %d requests in progress, its limit (--max-concurrent)", cap(p.slots)))
+		p.metrics.answered(r.Pattern, c.status, "")
+		return
+	}
+	p.metrics.inFlight.Inc()
+	defer p.metrics.inFlight.Dec()
+	p.budget.begin()
+	defer p.budget.end()
+
+	if p.read(c) && p.resolve(c) {
+		p.forward(c)
+	}
+	p.metrics.answered(r.Pattern, c.status, c.decision.Policy)
+	if c.cutShort {
+		panic(http.ErrAbortHandler) // the server closes the connection without the end of the answer
+	}
+}
+
+// requestID keeps a client's id if it is fit for headers and logs, else makes one.
+func requestID(r *http.Request) string {
+	id := r.Header.Get("X-Request-Id")
+	if id == "" || len(id) > 128 || strings.ContainsFunc(id, func(c rune) bool { return c < '!' || c > '~' }) {
+		return uuid.NewString()
+	}
+	return id
+}
+
+// fail answers in OpenAI's shape before anything was forwarded.
+func (p *Proxy) fail(c *call, status int, typ, msg string) {
+	c.status = status
+	if status == http.StatusTooManyRequests && c.w.Header().Get("Retry-After") == "" {
+		c.w.Header().Set("Retry-After", strconv.Itoa(1+rand.IntN(3)))
+	}
+	writeError(c.w, status, typ, msg)
+	p.log.Debug("request refused", slog.String("request_id", c.id), slog.Int("status", status), slog.String("reason", msg))
+}
+
+// read takes the body in and understands it. False: answered.
+func (p *Proxy) read(c *call) bool {
+	var buf bytes.Buffer
+	if n := c.r.ContentLength; n > 0 && n <= p.cfg.MaxBodyBytes {
+		buf.Grow(int(n) + bytes.MinRead)
+	}
+	if _, err := buf.ReadFrom(http.MaxBytesReader(c.w, c.r.Body, p.cfg.MaxBodyBytes)); err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			p.fail(c, http.StatusRequestEntityTooLarge, "invalid_request_error", fmt.Sprintf("body is over the limit of %d bytes (--max-body-bytes)", tooLarge.Limit))
+			return false
+		}
+		c.status = statusClientGone // nobody is there to read an answer
+		return false
+	}
+	c.original = buf.Bytes()
+	p.metrics.bodies.Observe(float64(len(c.original)))
+	req, err := openai.Parse(c.r.URL.Path, c.original)
+	if err != nil {
+		p.fail(c, http.StatusBadRequest, "invalid_request_error", err.Error())
+		return false
+	}
+	c.req, c.body = req, c.original
+	if req.Kind == openai.Chat || req.Kind == openai.Completion {
+		c.body, c.strip = openai.ForceUsage(c.original)
+	}
+	if left, refused := p.deaths.refuses(time.Now(), c.original); refused {
+		c.w.Header().Set("Retry-After", strconv.Itoa(int(left.Seconds())+1))
+		p.fail(c, http.StatusServiceUnavailable, "engine_error", fmt.Sprintf("two engines died while they computed this very request: it is refused for another %v", left.Round(time.Second)))
+		return false
+	}
+	return true
+}
+
+// statusClientGone marks a client that left before its answer (as nginx does); it is never sent.
+const statusClientGone = 499
+
+// resolve learns the prompt's token ids. False: answered.
+func (p *Proxy) resolve(c *call) bool {
+	var err error
+	if c.pick, err = p.request(c.r, c.req, c.id); err != nil {
+		p.refuse(c, err)
+		return false
+	}
+	p.metrics.prompts.WithLabelValues(c.pick.PromptRung).Inc()
+	return true
+}
+
+// request turns a client's request into the picker's.
+func (p *Proxy) request(r *http.Request, req *openai.Request, id string) (picker.Request, error) {
+	pick := picker.Request{
+		ID: id, Model: req.Model, MaxOutputTokens: req.MaxTokens, NoCacheRead: req.PromptLogprobs,
+		Flow: p.flow(r), Session: p.session(r, req), Bytes: req.PromptBytes,
+	}
+	if p.cfg.PriorityHeader != "" {
+		pick.Priority, _ = strconv.Atoi(r.Header.Get(p.cfg.PriorityHeader)) // not a number: 0
+	}
+	if p.cfg.SheddableHeader != "" {
+		pick.Sheddable, _ = strconv.ParseBool(r.Header.Get(p.cfg.SheddableHeader))
+	}
+	engine, err := p.picker.EngineURL(req.Model)
+	if err != nil {
+		return pick, err
+	}
+	res, err := p.resolver.Resolve(r.Context(), req, engine)
+	if err != nil {
+		return pick, err
+	}
+	if res.Reason != "" {
+		p.log.Debug("prompt not tokenized here", slog.String("request_id", id), slog.String("rung", res.Rung), slog.String("reason", res.Reason))
+	}
+	pick.TokenIDs, pick.Extras, pick.PromptTokens, pick.PromptRung = res.TokenIDs, res.Extras, res.EstimatedTokens, res.Rung
+	return pick, nil
+}
+
+// flow names the share that a request counts against.
+func (p *Proxy) flow(r *http.Request) string {
+	if p.cfg.FlowHeader != "" {
+		if f := r.Header.Get(p.cfg.FlowHeader); f != "" {
+			return f
+		}
+	}
+	return r.Header.Get("Authorization")
+}
+
+// session names the conversation for policy shares.
+func (p *Proxy) session(r *http.Request, req *openai.Request) string {
+	if p.cfg.SessionHeader != "" {
+		if s := r.Header.Get(p.cfg.SessionHeader); s != "" {
+			return s
+		}
+	}
+	if req.User != "" {
+		return req.User
+	}
+	return r.Header.Get("Authorization")
+}
+
+// refuse answers an error of the picker.
+func (p *Proxy) refuse(c *call, err error) {
+	var unknown picker.ErrUnknownModel
+	var overloaded picker.ErrOverloaded
+	switch {
+	case errors.As(err, &unknown):
+		p.fail(c, http.StatusNotFound, "invalid_request_error", err.Error())
+	case errors.As(err, &overloaded):
+		c.w.Header().Set("Retry-After", strconv.Itoa(max(1, int(overloaded.RetryAfter.Round(time.Second).Seconds()))))
+		p.fail(c, http.StatusTooManyRequests, "overloaded_error", err.Error())
+	case errors.Is(err, picker.ErrNoEndpoints):
+		p.fail(c, http.StatusServiceUnavailable, "unavailable", err.Error())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		c.status = statusClientGone
+	default:
+		p.fail(c, http.StatusInternalServerError, "internal_error", err.Error())
+	}
+}
+
+// forward picks and sends until an endpoint has answered or no further try is allowed.
+func (p *Proxy) forward(c *call) {
+	retried := false
+	for {
+		d, err := p.picker.Pick(c.r.Context(), c.pick)
+		if err != nil {
+			if len(c.pick.Avoid) > 0 && !errors.Is(err, context.Canceled) && c.status == 0 {
+				p.fail(c, http.StatusBadGateway, "engine_error", fmt.Sprintf("no endpoint could be reached; tried %s", strings.Join(c.pick.Avoid, ", ")))
+				return
+			}
+			p.refuse(c, err)
+			return
+		}
+		c.decision = d
+		c.held += d.Held
+		outcome, result := p.send(c)
+		p.picker.Done(d, outcome)
+		if result != tryAgainDial && result != tryAgainReset {
+			break
+		}
+		c.pick.Avoid = append(c.pick.Avoid, d.Endpoint.ID)
+		if result == tryAgainDial {
+			p.metrics.retries.WithLabelValues("connect").Inc()
+			continue
+		}
+		if died := !p.alive(c.r.Context(), d.Endpoint); died {
+			p.deaths.add(time.Now(), c.original)
+			p.broken(c, "engine "+d.Endpoint.ID+" died before it answered")
+			break
+		}
+		if retried || !p.budget.take() {
+			p.broken(c, "engine "+d.Endpoint.ID+" closed the connection before it answered")
+			break
+		}
+		defer p.budget.done()
+		retried = true
+		p.metrics.retries.WithLabelValues("reset").Inc()
+	}
+}
+
+// alive asks an endpoint whether it still answers at all.
+func (p *Proxy) alive(ctx context.Context, e picker.Endpoint) bool {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+"/health", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := p.transport.RoundTrip(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
+	return resp.StatusCode == http.StatusOK
+}
+
+// broken tells the client that its answer ends here: as a status if none was sent, else as the
+// stream's last event.
+func (p *Proxy) broken(c *call, msg string) {
+	p.metrics.aborted.WithLabelValues("engine").Inc()
+	p.log.Warn("answer broken off", slog.String("request_id", c.id), slog.String("endpoint", c.decision.Endpoint.ID), slog.String("reason", msg))
+	if c.status == 0 {
+		c.status = http.StatusBadGateway
+		p.decisionHeaders(c)
+		writeError(c.w, http.StatusBadGateway, "engine_error", msg)
+		return
+	}
+	if c.streaming {
+		_, _ = c.w.Write(openai.ErrorEvent(http.StatusBadGateway, "engine_error", msg))
+		_ = http.NewResponseController(c.w).Flush()
+		return
+	}
+	c.cutShort = true
+}
