@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/grapevine-llm/grapevine/test/load"
+)
+
+// newLoadCommand is `grapevine load`: an open-loop load generator for any OpenAI-compatible server.
+func newLoadCommand() *cobra.Command {
+	cfg := load.Config{Speedup: 1}
+	work := load.Synthetic{Seed: 1}
+	vocabulary := load.DefaultVocabulary()
+	var form, arrivals, trace string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "load --target URL --model NAME",
+		Short: "Send open-loop load to an OpenAI-compatible server and report TTFT, latency and cached tokens",
+		Example: `  grapevine load --target http://127.0.0.1:8080 --model tiny --rate 5 --requests 200 --prompt-tokens 4000 --shared-tokens 3500 --groups 10
+  grapevine load --target http://127.0.0.1:8080 --model tiny --trace conversation.jsonl.gz --speedup 10`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.Form = load.Form(form)
+			work.Poisson = arrivals == "poisson"
+			var reqs []load.Request
+			switch {
+			case cfg.Target == "" || cfg.Model == "":
+				return usageError("--target and --model are needed: the server's base URL and a model that it serves")
+			case cfg.Speedup <= 0:
+				return usageError(fmt.Sprintf("--speedup %g: give a number above 0", cfg.Speedup))
+			case form != "ids" && form != "text" && form != "chat":
+				return usageError(fmt.Sprintf("--form %q: give ids, text or chat", form))
+			case arrivals != "poisson" && arrivals != "even":
+				return usageError(fmt.Sprintf("--arrivals %q: give poisson or even", arrivals))
+			}
+			if err := vocabulary.Validate(); err != nil {
+				return usageError(err.Error())
+			}
+			if trace != "" {
+				var err error
+				if reqs, err = load.ReadTrace(trace, vocabulary, work.Count); err != nil {
+					return err
+				}
+			} else if err := work.Validate(); err != nil {
+				return usageError(err.Error())
+			} else {
+				reqs = work.Requests(vocabulary)
+			}
+			fmt.Fprintf(os.Stderr, "sending %d requests over %v\n", len(reqs), time.Duration(float64(reqs[len(reqs)-1].At)/cfg.Speedup).Round(time.Millisecond))
+			results, err := load.Run(cmd.Context(), cfg, reqs)
+			if err != nil {
+				return err
+			}
+			rep := load.Summarize(results)
+			if asJSON {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return enc.Encode(rep)
+			}
+			rep.WriteTable(cmd.OutOrStdout())
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Target, "target", "", "base URL of the server")
+	f.StringVar(&cfg.Model, "model", "", "model name to ask for")
+	f.StringVar(&form, "form", "ids", "prompts as token ids, text or chat")
+	f.IntVar(&work.Count, "requests", 100, "number of requests (with --trace: at most; 0 sends all)")
+	f.Float64Var(&work.RatePerSec, "rate", 1, "requests a second")
+	f.StringVar(&arrivals, "arrivals", "poisson", "poisson or even")
+	f.StringVar(&trace, "trace", "", "JSON lines in Mooncake's form (timestamp, input_length, output_length, hash_ids), plain or gzip")
+	f.Float64Var(&cfg.Speedup, "speedup", 1, "divide all times of the workload")
+	f.IntVar(&work.PromptTokens, "prompt-tokens", 1024, "tokens of each prompt")
+	f.IntVar(&work.SharedTokens, "shared-tokens", 512, "of these, common to a group")
+	f.IntVar(&work.Groups, "groups", 10, "groups of requests with a common prefix")
+	f.IntVar(&work.AnswerTokens, "output-tokens", 64, "tokens of each answer")
+	f.Uint32Var(&vocabulary.First, "vocabulary-first", vocabulary.First, "smallest token id to use")
+	f.Uint32Var(&vocabulary.Last, "vocabulary-last", vocabulary.Last, "token ids stay below this")
+	f.Uint64Var(&work.Seed, "seed", work.Seed, "seed of arrivals and prompts")
+	f.DurationVar(&cfg.Timeout, "timeout", 10*time.Minute, "of one request")
+	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
+	return cmd
+}
+
+// usageError is a fault in the command line: exit code 2.
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
+func (usageError) ExitCode() int   { return 2 }

@@ -1,0 +1,58 @@
+// Command grapevine is the person's tool: it runs the demo, an emulated engine, a load
+// generator, an agent or a gateway, shows what an engine's event stream says, and asks a
+// running gateway for its status or for the reasons of a decision.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker (-X main.version=...).
+var version = "dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := &cobra.Command{
+		Use:           "grapevine",
+		Short:         "Prefix-cache-aware routing for vLLM fleets with no central index",
+		Version:       version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(
+		newAgentCommand(),
+		newGatewayCommand(),
+		newEngineCommand(),
+		newEventsCommand(),
+		newLoadCommand(),
+		newDemoCommand(),
+		newStatusCommand(),
+		newExplainCommand(),
+	)
+	if err := root.ExecuteContext(ctx); err != nil {
+		if errors.Is(err, context.Canceled) {
+			os.Exit(130)
+		}
+		if msg := err.Error(); msg != "" { // else it has been said
+			fmt.Fprintln(os.Stderr, "grapevine:", msg)
+		}
+		os.Exit(exitCode(err))
+	}
+}
+
+// exitCode is 2 for faults in flags or configuration, 1 for everything else.
+func exitCode(err error) int {
+	var c interface{ ExitCode() int }
+	if errors.As(err, &c) {
+		return c.ExitCode()
+	}
+	return 1
+}

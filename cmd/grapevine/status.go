@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/grapevine-llm/grapevine/picker"
+)
+
+const defaultAdmin = "http://127.0.0.1:9090"
+
+// newStatusCommand is `grapevine status`: what a gateway knows of its endpoints.
+func newStatusCommand() *cobra.Command {
+	var admin string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what a gateway knows of its endpoints",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			body, err := call(cmd.Context(), http.MethodGet, admin, "/status", nil)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				_, err = cmd.OutOrStdout().Write(body)
+				return err
+			}
+			var s picker.Status
+			if err := json.Unmarshal(body, &s); err != nil {
+				return fmt.Errorf("read the gateway's answer: %w", err)
+			}
+			writeStatus(cmd.OutOrStdout(), &s)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&admin, "admin", defaultAdmin, "base URL of the gateway's admin listener")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the gateway's own JSON")
+	return cmd
+}
+
+func writeStatus(w io.Writer, s *picker.Status) {
+	fmt.Fprintf(w, "pool %s: %d endpoints, %d with an agent that reports; models: %s\n", s.Pool, len(s.Endpoints), s.Reporting, orNone(strings.Join(s.Models, ", ")))
+	fmt.Fprintf(w, "held: %d requests, %d uncached tokens; endpoints wanted: %d\n", s.Held.Requests, s.Held.UncachedTokens, s.Held.Wanted)
+	if s.Frozen {
+		fmt.Fprintln(w, "view frozen: many agents fell silent at once, or this gateway stalled")
+	}
+	if s.Draining {
+		fmt.Fprintln(w, "draining")
+	}
+	t := newTable(w)
+	t.AppendHeader(table.Row{"endpoint", "known by", "digest age", "running", "waiting", "blocks used", "cached", "own requests", "trust", "remarks"})
+	for _, e := range s.Endpoints {
+		age := "-"
+		if e.DigestAgeMs >= 0 {
+			age = fmt.Sprintf("%.0f ms", e.DigestAgeMs)
+		}
+		t.AppendRow(table.Row{e.ID, e.Rung, age, e.Running, e.Waiting, max(0, e.Blocks-e.FreeBlocks-e.CachedBlocks), e.CachedBlocks, e.Outstanding, fmt.Sprintf("%.2f", e.Trust), remarks(&e)})
+	}
+	t.Render()
+}
+
+// remarks says in words what is not as it should be.
+func remarks(e *picker.EndpointStatus) string {
+	var out []string
+	add := func(on bool, text string) {
+		if on {
+			out = append(out, text)
+		}
+	}
+	add(e.Out, "not reachable")
+	add(e.Stale, "agent silent")
+	add(e.Partial, "picture partial")
+	add(e.Suspect, "picture suspect")
+	add(e.Verdict != "", e.Verdict)
+	add(e.Problem != "", e.Problem)
+	add(e.KVEvents != "" && e.KVEvents != "ok", "KV events "+e.KVEvents)
+	return strings.Join(out, "; ")
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none known"
+	}
+	return s
+}
+
+// newExplainCommand is `grapevine explain`: why a request went, or would go, where.
+func newExplainCommand() *cobra.Command {
+	var admin, requestID, file, path string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "explain (--request-id ID | --file BODY.json)",
+		Short: "Show why a request went to its endpoint, or where a request body would go",
+		Example: `  grapevine explain --request-id 7f0c...        # the X-Request-Id of an answer
+  grapevine explain --file body.json            # nothing is sent to an engine
+  echo '{"model":"tiny","prompt":[1,2,3]}' | grapevine explain --file - --path /v1/completions`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if (requestID == "") == (file == "") {
+				return usageError("give --request-id ID of a request that was answered, or --file with a request body")
+			}
+			body, err := explained(cmd, admin, requestID, file, path)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				_, err = cmd.OutOrStdout().Write(body)
+				return err
+			}
+			var r picker.Receipt
+			if err := json.Unmarshal(body, &r); err != nil {
+				return fmt.Errorf("read the gateway's answer: %w", err)
+			}
+			writeReceipt(cmd.OutOrStdout(), &r)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&admin, "admin", defaultAdmin, "base URL of the gateway's admin listener")
+	f.StringVar(&requestID, "request-id", "", "id of a request that this gateway has decided on (X-Request-Id)")
+	f.StringVar(&file, "file", "", "file with an OpenAI request body, - for standard input")
+	f.StringVar(&path, "path", "/v1/chat/completions", "API that the body is for")
+	f.BoolVar(&asJSON, "json", false, "print the gateway's own JSON")
+	return cmd
+}
+
+func explained(cmd *cobra.Command, admin, requestID, file, path string) ([]byte, error) {
+	if requestID != "" {
+		return call(cmd.Context(), http.MethodGet, admin, "/receipts/"+url.PathEscape(requestID), nil)
+	}
+	var body []byte
+	var err error
+	if file == "-" {
+		body, err = io.ReadAll(cmd.InOrStdin())
+	} else {
+		body, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read request body: %w", err)
+	}
+	return call(cmd.Context(), http.MethodPost, admin, "/explain?path="+url.QueryEscape(path), body)
+}
+
+func writeReceipt(w io.Writer, r *picker.Receipt) {
+	to := r.Endpoint
+	if to == "" {
+		to = "held until an endpoint is ready"
+	}
+	fmt.Fprintf(w, "request %s: %s\n", r.RequestID, to)
+	fmt.Fprintf(w, "policy %s, bound %s after %.1f ms, known by %s, token ids by %s\n", r.Policy, r.Reason, r.HeldMs, r.Rung, orNone(r.PromptRung))
+	fmt.Fprintf(w, "prompt %d tokens in %d blocks: %d blocks matched, %d tokens expected in the cache", r.PromptTokens, r.PromptBlocks, r.MatchedBlocks, r.PredictedCachedTokens)
+	if r.Outcome != nil && r.Outcome.CachedTokens >= 0 {
+		fmt.Fprintf(w, ", %d reported", r.Outcome.CachedTokens)
+	}
+	fmt.Fprintln(w)
+	t := newTable(w)
+	t.AppendHeader(table.Row{"", "candidate", "known by", "matched", "ready", "wait", "cost", "prefill", "for others", "displaced", "lower tier", "decode", "load"})
+	for _, c := range r.Candidates {
+		mark := ""
+		if c.Endpoint == r.Endpoint {
+			mark = "→"
+		}
+		t.AppendRow(table.Row{
+			mark, c.Endpoint, c.Rung, c.MatchedBlocks, c.Ready, millis(c.WaitMs), millis(c.CostMs),
+			millis(c.Prefill), millis(c.Spread), millis(c.Displacement), millis(c.LowerTier), millis(c.Interference), millis(c.Load),
+		})
+	}
+	t.Render()
+	if n := r.Considered - len(r.Candidates); n > 0 {
+		fmt.Fprintf(w, "and %d costlier candidates\n", n)
+	}
+}
+
+func millis(x float64) string { return fmt.Sprintf("%.1f ms", x) }
+
+func newTable(w io.Writer) table.Writer {
+	t := table.NewWriter()
+	t.SetOutputMirror(w)
+	t.SetStyle(table.StyleLight)
+	return t
+}
+
+// call asks a gateway's admin listener.
+func call(ctx context.Context, method, admin, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(admin, "/")+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, usageError(fmt.Sprintf("--admin %q: %v: give the admin listener's URL, e.g. %s", admin, err, defaultAdmin))
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the gateway: %w: is it running, and is --admin its --admin-listen address?", err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read the gateway's answer: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		var said struct {
+			Error struct{ Message string } `json:"error"`
+		}
+		if json.Unmarshal(text, &said) == nil && said.Error.Message != "" {
+			return nil, fmt.Errorf("the gateway says: %s", said.Error.Message)
+		}
+		return nil, fmt.Errorf("the gateway answers with status %d", resp.StatusCode)
+	}
+	return text, nil
+}

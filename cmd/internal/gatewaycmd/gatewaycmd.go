@@ -1,0 +1,197 @@
+// Package gatewaycmd is the gateway as a program: its configuration, its two listeners, reload of
+// the policy and graceful end. cmd/gateway and `grapevine gateway` both run it.
+package gatewaycmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/grapevine-llm/grapevine/cmd/internal/config"
+	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/prompt"
+	"github.com/grapevine-llm/grapevine/picker/proxy"
+)
+
+// Config of a gateway.
+type Config struct {
+	Listen      string            `json:"listen" help:"address for clients"`
+	AdminListen string            `json:"admin-listen" help:"address for metrics, status, receipts, the live page and profiles; keep it off the public network"`
+	Model       map[string]string `json:"model" help:"model names and the folders with their tokenizer.json and chat template, name=folder"`
+	Speedup     float64           `json:"speedup" help:"how many times faster than real the engines run; only for emulated ones"`
+	DrainWait   time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
+	LogLevel    slog.Level        `json:"log-level" help:"debug, info, warn or error"`
+	ProxyConfig
+	PickerConfig
+}
+
+// The settings of both parts stand beside each other, without a prefix.
+type (
+	ProxyConfig  = proxy.Config
+	PickerConfig = picker.Config
+)
+
+// Default returns a configuration that works once endpoints or gossip are given.
+func Default() Config {
+	pc := picker.Default()
+	pc.Gossip.Enabled = true
+	return Config{
+		Listen: ":8080", AdminListen: "127.0.0.1:9090", Speedup: 1, DrainWait: 30 * time.Second,
+		ProxyConfig: proxy.Default(), PickerConfig: pc,
+	}
+}
+
+// Validate joins all faults.
+func (c Config) Validate() error {
+	errs := []error{c.PickerConfig.Validate(), c.ProxyConfig.Validate()}
+	for field, addr := range map[string]string{"listen": c.Listen, "admin-listen": c.AdminListen} {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			errs = append(errs, config.Fault{Field: field, Value: addr, Problem: err.Error(), Remedy: "give host:port, e.g. 127.0.0.1:8080"})
+		}
+	}
+	if !(c.Speedup > 0) {
+		errs = append(errs, config.Fault{Field: "speedup", Value: fmt.Sprint(c.Speedup), Problem: "is no speed", Remedy: "give a number above 0"})
+	}
+	return errors.Join(errs...)
+}
+
+// Main resolves the configuration from args and runs the gateway. It returns the exit code.
+func Main(ctx context.Context, args []string, version string, stdout, stderr io.Writer) int {
+	cfg := Default()
+	fs := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
+	if run, code := config.Start(fs, args, &cfg, version, stdout, stderr); !run {
+		return code
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
+	if err := run(ctx, fs, cfg, log); err != nil {
+		fmt.Fprintln(stderr, "gateway:", err)
+		return 1
+	}
+	return 0
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) error {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	pc := cfg.PickerConfig.Scaled(cfg.Speedup)
+	pc.Logger, pc.Registerer = log, reg
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
+	defer client.CloseIdleConnections()
+	pc.Probe = func(ctx context.Context, e picker.Endpoint) error { return probe(ctx, client, e) }
+	pick, err := picker.New(pc)
+	if err != nil {
+		return err
+	}
+	resolver, err := prompt.New(prompt.Config{Models: cfg.Model, Client: client, Base: pick.BaseModel, IsAdapter: pick.IsAdapter, Logger: log})
+	if err != nil {
+		return err
+	}
+	px, err := proxy.New(cfg.ProxyConfig, pick, resolver, log, reg)
+	if err != nil {
+		return err
+	}
+	defer px.Close()
+
+	public, err := listen(cfg.Listen, "--listen")
+	if err != nil {
+		return err
+	}
+	admin, err := listen(cfg.AdminListen, "--admin-listen")
+	if err != nil {
+		public.Close()
+		return err
+	}
+	log.Info("gateway up", slog.String("listen", public.Addr().String()), slog.String("admin", admin.Addr().String()), slog.String("pool", cfg.Pool))
+
+	// The picker and the admin listener outlive ctx until requests in progress have ended.
+	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, groupCtx := errgroup.WithContext(inner)
+	server := &http.Server{Handler: px.Handler(), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10}
+	adminServer := &http.Server{Handler: px.Admin(reg), ReadHeaderTimeout: 10 * time.Second}
+	group.Go(func() error { return pick.Run(groupCtx) })
+	group.Go(func() error { return px.Run(groupCtx) })
+	group.Go(func() error { return serve(server, public) })
+	group.Go(func() error { return serve(adminServer, admin) })
+	group.Go(func() error {
+		config.Watch(groupCtx, fs, Default(), time.Second, func(c Config, err error) {
+			if err == nil {
+				err = pick.SetPolicy(c.Policy)
+			}
+			if err != nil {
+				log.Error("configuration file not taken over", slog.Any("error", err))
+				return
+			}
+			log.Info("policy reloaded", slog.Any("policy", c.Policy))
+		})
+		return nil
+	})
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-groupCtx.Done(): // something failed: take the rest down
+			return errors.Join(server.Close(), adminServer.Close())
+		}
+		log.Info("draining", slog.Duration("limit", cfg.DrainWait))
+		px.Drain()
+		drain, cancel := context.WithTimeout(inner, cfg.DrainWait)
+		defer cancel()
+		if err := server.Shutdown(drain); err != nil {
+			log.Warn("requests in progress cut off", slog.Any("error", err))
+			server.Close()
+		}
+		adminServer.Close()
+		stop()
+		return nil
+	})
+	err = group.Wait()
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// listen opens a listener; a port that is taken is said with its remedy.
+func listen(addr, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("%w: free that port or choose another with %s", err, flag)
+	}
+	return l, nil
+}
+
+func serve(s *http.Server, l net.Listener) error {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// probe asks an engine's /health.
+func probe(ctx context.Context, client *http.Client, e picker.Endpoint) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+"/health", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("health of %s: status %d", e.ID, resp.StatusCode)
+	}
+	return nil
+}
