@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,19 +110,36 @@ func (p *Process) Tail(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// FreePorts returns n TCP ports of 127.0.0.1 that are free now. They are all held open until
-// the last is found, so that they differ; UDP may still be taken, and so may the port by the time it is used.
+// FreePorts returns n different ports that are free now for TCP and UDP on all addresses. They are drawn at random
+// from below the range that the kernel gives to outgoing connections, so that nobody else takes them soon.
 func FreePorts(n int) ([]int, error) {
-	ports := make([]int, 0, n)
-	for len(ports) < n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
+	const first, last, tries = 10_000, 32_000, 1000
+	var ports []int
+	for range tries {
+		if len(ports) == n {
+			return ports, nil
 		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		port := first + rand.IntN(last-first)
+		if !slices.Contains(ports, port) && free(port) {
+			ports = append(ports, port)
+		}
 	}
-	return ports, nil
+	return nil, fmt.Errorf("no %d free ports between %d and %d", n, first, last)
+}
+
+func free(port int) bool {
+	addr := ":" + strconv.Itoa(port)
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer l.Close()
+	u, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return false
+	}
+	u.Close()
+	return true
 }
 
 // waitFor polls ready until it returns nil, an owner of the condition ends, or ctx does.

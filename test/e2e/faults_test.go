@@ -217,7 +217,7 @@ func TestSecondGatewayIsWarm(t *testing.T) {
 
 // TestWithoutSpeculationDocumentsStayHome: the digest alone keeps each document on one pod.
 func TestWithoutSpeculationDocumentsStayHome(t *testing.T) {
-	f := up(t, cluster.Options{GatewayArgs: []string{"--speculation=false"}})
+	f := up(t, cluster.Options{GatewayArgs: []string{"--speculating=false"}})
 	rep := noErrors(t, send(t, f.Gateways[0].URL, documents(6, 5), nil))
 	if rep.Cold != 6 {
 		t.Errorf("%d cold prefills, want one for each of 6 documents", rep.Cold)
