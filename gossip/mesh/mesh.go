@@ -172,6 +172,9 @@ func (m *Mesh) LocalAddr() string {
 	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
 }
 
+// Close frees the sockets of a Mesh that was never run.
+func (m *Mesh) Close() error { return m.trans.Shutdown() }
+
 // Run takes part in the mesh until ctx ends, then says goodbye to the others,
 // closes the sockets and returns nil. Any other end is an error.
 func (m *Mesh) Run(ctx context.Context) error {
