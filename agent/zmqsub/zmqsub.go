@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +26,8 @@ const (
 	maxHeldBytes = 16 << 20
 	drainAtOnce  = 256 // messages read of one socket before the others are looked at
 	eventDepth   = 256
+
+	lookupTimeout = 5 * time.Second
 )
 
 // Config says where the events come from.
@@ -120,6 +124,28 @@ func New(cfg Config) (*Subscriber, error) {
 	return &Subscriber{cfg: cfg, log: cfg.Logger, events: make(chan Event, eventDepth)}, nil
 }
 
+// needsIPv6 says whether to switch IPv6 on, of which libzmq then prefers the
+// addresses: a host with both would be dialled by IPv6, where publishers that bind
+// tcp://* do not listen.
+func needsIPv6(ctx context.Context, endpoint string) bool {
+	host, _, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
+	if err != nil || !strings.HasPrefix(endpoint, "tcp://") || host == "*" {
+		return false
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Is6()
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	for _, ip := range ips {
+		if ip.Unmap().Is4() {
+			return false
+		}
+	}
+	return err == nil
+}
+
 func checkEndpoint(what, e string) error {
 	for _, scheme := range []string{"tcp://", "ipc://"} {
 		if rest, ok := strings.CutPrefix(e, scheme); ok && rest != "" && (scheme == "ipc://" || strings.Contains(rest, ":")) {
@@ -173,7 +199,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make ZMQ context: %w", err)
 	}
-	l := &loop{Subscriber: s, done: ctx.Done(), zctx: zctx, poller: zmq.NewPoller()}
+	l := &loop{Subscriber: s, done: ctx.Done(), zctx: zctx, poller: zmq.NewPoller(), ipv6: needsIPv6(ctx, s.cfg.Endpoint)}
 	defer l.close()
 	if err := l.open(); err != nil {
 		return err
@@ -192,6 +218,7 @@ type loop struct {
 	done   <-chan struct{} // Run shall end
 	zctx   *zmq.Context
 	poller *zmq.Poller
+	ipv6   bool
 
 	sub, monitor, woken, dealer *zmq.Socket
 
@@ -252,14 +279,13 @@ func (l *loop) open() error {
 	return nil
 }
 
-// socket makes a socket that talks both IP versions, never lingers, and bounds
-// what it takes in.
+// socket makes a socket that never lingers and bounds what it takes in.
 func (l *loop) socket(kind zmq.Type) (*zmq.Socket, error) {
 	soc, err := l.zctx.NewSocket(kind)
 	if err != nil {
 		return nil, fmt.Errorf("make %v socket: %w", kind, err)
 	}
-	if err := errors.Join(soc.SetIpv6(true), soc.SetLinger(0), soc.SetRcvhwm(receiveDepth), soc.SetMaxmsgsize(maxMessage)); err != nil {
+	if err := errors.Join(soc.SetIpv6(l.ipv6), soc.SetLinger(0), soc.SetRcvhwm(receiveDepth), soc.SetMaxmsgsize(maxMessage)); err != nil {
 		soc.Close()
 		return nil, fmt.Errorf("set up %v socket: %w", kind, err)
 	}

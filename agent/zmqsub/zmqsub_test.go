@@ -258,6 +258,7 @@ func TestLateJoinerGetsReplayThenLive(t *testing.T) {
 	}{
 		{"IPv4, topic in the replay", "127.0.0.1", true},
 		{"IPv6, no topic in the replay", "[::1]", false},
+		{"name of both, engine on IPv4", "localhost", true},
 	} {
 		t.Run(mode.name, func(t *testing.T) {
 			l, err := net.Listen("tcp", mode.host+":0")
@@ -266,10 +267,11 @@ func TestLateJoinerGetsReplayThenLive(t *testing.T) {
 			}
 			l.Close()
 			endpoint := func() string { return "tcp://" + strings.Replace(freePort(t), "127.0.0.1", mode.host, 1) }
-			e := newEngine(t, endpoint(), endpoint())
+			live, rep := endpoint(), endpoint()
+			e := newEngine(t, strings.Replace(live, "localhost", "127.0.0.1", 1), strings.Replace(rep, "localhost", "127.0.0.1", 1))
 			e.withTopic = mode.withTopic
 			e.publish(1000)
-			s := subscribe(t, zmqsub.Config{Endpoint: e.live, Replay: e.rep, Topic: e.topic})
+			s := subscribe(t, zmqsub.Config{Endpoint: live, Replay: rep, Topic: e.topic})
 			n := connected(t, s, e)
 			s.Replay(0)
 			expect(t, s, zmqsub.Replayed, 0, n-1)
