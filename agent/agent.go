@@ -53,14 +53,23 @@ func New(cfg Config) (*Agent, error) {
 	for i := range cfg.Engine {
 		u, err := newUnit(cfg, i, hasher, a.gpus.ready)
 		if err != nil {
-			if a.admin != nil {
-				a.admin.Close()
-			}
-			return nil, err
+			return nil, errors.Join(err, a.close())
 		}
 		a.units = append(a.units, u)
 	}
 	return a, nil
+}
+
+// close frees what New bound.
+func (a *Agent) close() error {
+	var errs []error
+	if a.admin != nil {
+		errs = append(errs, a.admin.Close())
+	}
+	for _, u := range a.units {
+		errs = append(errs, u.mesh.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // AdminAddr is the admin listener's address, "" without one.

@@ -46,6 +46,7 @@ type engine struct {
 	down     bool
 	noEvents bool // kv_event_sources lists nothing
 	tells    bool // kv_event_sources exists
+	secret   bool // /v1 needs a key
 	resets   int
 	connects bool    // the publisher connects instead of binding
 	second   *engine // publishes for rank 1
@@ -60,6 +61,12 @@ func newEngine(t *testing.T) *engine {
 	mux.HandleFunc("GET /metrics", e.metrics)
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"version":"0.32.0"}`) })
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.secret {
+			http.Error(w, "no key", http.StatusUnauthorized)
+			return
+		}
 		fmt.Fprint(w, `{"data":[{"id":"m","root":"/m","parent":null,"max_model_len":4096},{"id":"lora","root":"/l","parent":"m"}]}`)
 	})
 	mux.HandleFunc("GET /kv_event_sources", func(w http.ResponseWriter, r *http.Request) {
@@ -567,10 +574,10 @@ func TestEngineThatConnects(t *testing.T) {
 	eventually(t, "visible", func() bool { return g.blocks(1) == 4 })
 }
 
-// An engine that does not tell where its events are.
+// An engine that does not tell where its events are, nor its models.
 func TestConfiguredSources(t *testing.T) {
 	e, g := newEngine(t), newGateway(t)
-	e.set(func() { e.tells = false })
+	e.set(func() { e.tells, e.secret = false, true })
 	e.store(1, 0, 4)
 	startAgent(t, e, g, func(c *agent.Config) { c.KVEvents = agent.EventsConfig{Endpoint: e.events, Replay: e.replay} })
 	eventually(t, "visible", func() bool { return g.blocks(1) == 4 })

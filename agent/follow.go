@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/url"
 	"slices"
 	"time"
 
@@ -57,22 +58,23 @@ func (u *unit) learn(ctx context.Context) ([]source, error) {
 	if sample == nil {
 		return nil, nil
 	}
-	models, err := u.client.Models(ctx)
-	if err != nil && !errors.Is(err, enginemetrics.ErrUnsupported) {
-		return nil, err
-	}
-	version, err := u.client.Version(ctx)
-	if err != nil && !errors.Is(err, enginemetrics.ErrUnsupported) {
-		return nil, err
-	}
+	models, modelsErr := u.client.Models(ctx)
+	version, versionErr := u.client.Version(ctx)
 	said, err := u.client.EventSources(ctx)
-	if err != nil && !errors.Is(err, enginemetrics.ErrUnsupported) {
-		return nil, err
+	// An engine that answers, but not this question, is taken as it is.
+	for _, err := range []error{modelsErr, versionErr, err} {
+		var noAnswer *url.Error
+		if errors.As(err, &noAnswer) {
+			return nil, err
+		}
 	}
 	sources, err := eventSources(u.cfg.KVEvents, u.engine, rankList(sample), said, err == nil)
 
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if modelsErr != nil && u.facts.models == nil && u.facts.kvEvents == "" {
+		u.log.Warn("engine does not list its models, gateways take it for any model", slog.Any(keyErr, modelsErr))
+	}
 	if u.facts.version != version {
 		u.log.Info("engine", slog.String(keyVersion, version))
 	}
