@@ -55,7 +55,11 @@ func (a *Agent) adminHandler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Status()) })
 	mux.HandleFunc("POST /v1/cache/cleared", func(w http.ResponseWriter, r *http.Request) {
-		for _, u := range a.chosen(r) {
+		units, ok := a.chosen(w, r)
+		if !ok {
+			return
+		}
+		for _, u := range units {
 			u.cleared(time.Now())
 		}
 		w.WriteHeader(http.StatusNoContent)
@@ -64,17 +68,19 @@ func (a *Agent) adminHandler() http.Handler {
 	return mux
 }
 
-func (a *Agent) chosen(r *http.Request) []*unit {
+// chosen returns the units that a request is about; if there are none it answers.
+func (a *Agent) chosen(w http.ResponseWriter, r *http.Request) ([]*unit, bool) {
 	engine := r.URL.Query().Get("engine")
 	if engine == "" {
-		return a.units
+		return a.units, true
 	}
 	for _, u := range a.units {
 		if u.engine == strings.TrimRight(engine, "/") {
-			return []*unit{u}
+			return []*unit{u}, true
 		}
 	}
-	return nil
+	answer(w, http.StatusNotFound, map[string]any{"error": "this agent has no such engine", "engines": a.cfg.Engine})
+	return nil, false
 }
 
 // reset passes a reset on to the engines and clears the picture of those that did
@@ -83,11 +89,15 @@ func (a *Agent) chosen(r *http.Request) []*unit {
 func (a *Agent) reset(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), resetTimeout)
 	defer cancel()
+	units, ok := a.chosen(w, r)
+	if !ok {
+		return
+	}
 	query := r.URL.Query()
 	query.Del("engine")
 	results := make(map[string]bool)
 	status := http.StatusOK
-	for _, u := range a.chosen(r) {
+	for _, u := range units {
 		ok, err := u.resetEngine(ctx, query.Encode())
 		if err != nil {
 			u.log.Warn("engine did not reset its cache", slog.Any(keyErr, err))
@@ -110,7 +120,8 @@ func (u *unit) resetEngine(ctx context.Context, query string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("reset prefix cache: %w", err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // resets are rare
+	resp, err := client.Do(req)
 	if err != nil {
 		return false, fmt.Errorf("reset prefix cache: %w", err)
 	}

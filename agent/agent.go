@@ -84,6 +84,9 @@ func (a *Agent) AdminAddr() string {
 // and returns nil. An engine that is not there is waited for.
 func (a *Agent) Run(ctx context.Context) error {
 	a.log.Info("agent started", slog.String(keyVersion, a.cfg.Version), slog.Any(keyEngine, a.cfg.Engine), slog.String(keyAddr, a.AdminAddr()))
+	if len(a.cfg.Gossip.Join) == 0 {
+		a.log.Warn("no gateway to join is given, this agent waits to be joined", slog.String(keyRemedy, "give --gossip-join, e.g. the gateways' headless Service"))
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	for _, u := range a.units {
 		g.Go(func() error { return u.run(ctx) })

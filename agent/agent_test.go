@@ -506,6 +506,9 @@ func TestResetAndSleepClear(t *testing.T) {
 	if e.resets != 2 {
 		t.Errorf("engine got %d resets, want 2", e.resets)
 	}
+	if code, body := a.post(t, "/v1/cache/cleared?engine=http://other"); code != http.StatusNotFound || !strings.Contains(body, e.http.URL) {
+		t.Errorf("unknown engine: %d %s, want 404 and the engines there are", code, body)
+	}
 	e.store(2, 0, 4)
 	seen(2)
 	if code, _ := a.post(t, "/v1/cache/cleared"); code != http.StatusNoContent {

@@ -76,7 +76,7 @@ func (u *unit) learn(ctx context.Context) ([]source, error) {
 		u.log.Warn("engine does not list its models, gateways take it for any model", slog.Any(keyErr, modelsErr))
 	}
 	if u.facts.version != version {
-		u.log.Info("engine", slog.String(keyVersion, version))
+		u.log.Info("engine version", slog.String(keyVersion, version))
 	}
 	u.facts = facts{models: models, version: version}
 	switch {
@@ -90,7 +90,7 @@ func (u *unit) learn(ctx context.Context) ([]source, error) {
 			u.log.Error("engine publishes no KV events", slog.String(keyRemedy, remedySilent))
 		}
 		sources = []source{}
-	case !sample.Ranks[0].Cache.PrefixCaching && sample.Engine == enginemetrics.VLLM:
+	case sample.Engine == enginemetrics.VLLM && sample.Ranks[0].Cache.NumBlocks > 0 && !sample.Ranks[0].Cache.PrefixCaching:
 		u.facts.kvEvents = "prefix caching is off"
 	default:
 		u.facts.kvEvents = "waiting for the first event"

@@ -134,7 +134,9 @@ func (u *unit) run(ctx context.Context) error {
 	g.Go(func() error { return u.mesh.Run(late) })
 	g.Go(func() error { u.sendLoop(late); return nil })
 	g.Go(func() error {
-		inner, innerCtx := errgroup.WithContext(ctx)
+		following, stop := context.WithCancel(ctx)
+		defer context.AfterFunc(late, stop)() // the mesh failed
+		inner, innerCtx := errgroup.WithContext(following)
 		inner.Go(func() error { return ignoreEnd(innerCtx, u.scraper.Run(innerCtx, u.scraped)) })
 		inner.Go(func() error { u.follow(innerCtx); return nil })
 		inner.Go(func() error { u.snapshotLoop(innerCtx); return nil })
