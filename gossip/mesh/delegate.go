@@ -61,6 +61,13 @@ func (e events) NotifyLeave(n *memberlist.Node) {
 		return
 	}
 	e.m.log.Info("gossip node gone", memberAttrs(p.member)...)
+	if p.member.Role == RolePicker {
+		select {
+		case e.m.lost <- struct{}{}:
+		default:
+		}
+	}
+	e.m.strangers.forget(p.member.Addr)
 	e.m.inbox.putChange(change{member: p.member})
 }
 
@@ -83,6 +90,7 @@ func (m *Mesh) nodeUp(n *memberlist.Node) {
 		},
 	}
 	p.node.Meta = nil
+	m.strangers.know(p.member.Addr)
 	m.mu.Lock()
 	m.peers[p.member.Hash] = p
 	m.mu.Unlock()

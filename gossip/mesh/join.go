@@ -18,6 +18,7 @@ const (
 	joinRetryMax  = 10 * time.Second
 	rejoinEvery   = 60 * time.Second
 	joinParallel  = 8
+	lostWait      = 500 * time.Millisecond // after a picker has gone
 	lookupTimeout = 5 * time.Second
 	// maxJoinAddrs bounds what one round joins; a name with more addresses is
 	// joined in part, the rest comes through push/pull.
@@ -78,6 +79,14 @@ func (m *Mesh) keepJoined(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
+		case <-m.lost:
+			// Perhaps it has only restarted, under a new name.
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(jitter(lostWait)):
+			}
+			retry = joinRetryMin
 		}
 	}
 }

@@ -49,6 +49,9 @@ type Mesh struct {
 	inbox *inbox
 	out   chan reliable
 
+	strangers *strangers    // nil: this node does not look for any
+	lost      chan struct{} // a picker has gone: join again soon
+
 	keys     []byte // content of the key file as installed; watchKeys alone uses it
 	keyFault string // what was last said to be wrong with it
 
@@ -96,6 +99,7 @@ func New(cfg Config) (*Mesh, error) {
 		inbox: newInbox(cfg.InboxDepth),
 		out:   make(chan reliable, reliableDepth),
 		peers: make(map[uint64]peer),
+		lost:  make(chan struct{}, 1),
 	}
 	if cfg.KeyFile != "" {
 		keys, content, err := readKeys(cfg.KeyFile)
@@ -120,6 +124,10 @@ func New(cfg Config) (*Mesh, error) {
 			return nil, errors.Join(fmt.Errorf("gossip config: own address %s is outside the allowed networks %v: add its network", ip, cfg.AllowedCIDRs), own.Shutdown())
 		}
 		m.own, m.trans = own, own
+		if cfg.Role == RolePicker {
+			m.strangers = newStrangers()
+			own.sender = m.strangers.see
+		}
 	}
 	return m, nil
 }
@@ -199,6 +207,9 @@ func (m *Mesh) Run(ctx context.Context) error {
 	}
 	others.Go(func() { m.handle(stop) })
 	others.Go(func() { m.keepJoined(ctx) })
+	if m.strangers != nil {
+		others.Go(func() { m.greetStrangers(ctx) })
+	}
 	others.Go(func() { m.watchKeys(ctx) })
 
 	<-ctx.Done()

@@ -42,6 +42,7 @@ type netTransport struct {
 	streams chan net.Conn
 	allowed []net.IPNet
 	refused *atomic.Uint64
+	sender  func(netip.AddrPort) // told of each packet's source; nil: nobody
 
 	done   context.Context // ends with Shutdown; memberlist's interface has no context to pass
 	cancel context.CancelFunc
@@ -136,6 +137,9 @@ func (t *netTransport) readPackets() {
 		addr := net.UDPAddrFromAddrPort(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
 		if n == 0 || !t.permits(addr.IP) {
 			continue
+		}
+		if t.sender != nil {
+			t.sender(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
 		}
 		p := &memberlist.Packet{Buf: bytes.Clone(buf[:n]), From: addr, Timestamp: time.Now()}
 		select {
