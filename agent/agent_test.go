@@ -614,6 +614,30 @@ func TestDataParallelRanksAreStreamsOfOneEndpoint(t *testing.T) {
 	})
 }
 
+// Each engine is a node of its own, since an INFO describes one endpoint.
+func TestTwoEnginesAreTwoNodes(t *testing.T) {
+	e, other, g := newEngine(t), newEngine(t), newGateway(t)
+	e.store(1, 0, 4)
+	other.store(1, 0, 6)
+	a := startAgent(t, e, g, func(c *agent.Config) { c.Engine = append(c.Engine, other.http.URL+"/") })
+	eventually(t, "both are visible as endpoints", func() bool {
+		snap := g.view.Snapshot()
+		if snap == nil || len(snap.Streams) != 2 || snap.Streams[0].Node == snap.Streams[1].Node {
+			return false
+		}
+		seen := make(map[string]bool)
+		for _, st := range snap.Streams {
+			if st.Info != nil && st.GPU.Matrix != nil {
+				seen[st.Info.Address] = true
+			}
+		}
+		return seen[e.http.URL] && seen[other.http.URL]
+	})
+	if s := a.Status(); len(s.Engines) != 2 || s.Engines[0].Gossip == s.Engines[1].Gossip {
+		t.Errorf("status %+v, want two engines with a gossip address each", s)
+	}
+}
+
 func TestEngineWithoutEvents(t *testing.T) {
 	e, g := newEngine(t), newGateway(t)
 	e.set(func() { e.noEvents = true })
