@@ -150,11 +150,11 @@ func DefaultDocuments() Documents {
 	}
 }
 
-// Requests lists the calls in order of arrival.
+// Requests lists the calls in order of arrival. A user's document depends on Seed and the user's number alone.
 func (w Documents) Requests(v Vocabulary) []Request {
-	rng := rand.New(rand.NewPCG(w.Seed, 3))
 	var out []Request
 	for user := range w.Users {
+		rng := rand.New(rand.NewPCG(w.Seed, 3<<32|uint64(user)))
 		document := v.draw(rng, w.DocumentTokens)
 		at := time.Duration(rng.Float64() * float64(w.Gap))
 		for range w.Questions {
