@@ -3,6 +3,7 @@ package picker
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,6 +60,16 @@ func (r Rung) String() string { return rungNames[r] }
 // MarshalText makes rungs words in JSON.
 func (r Rung) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
+// UnmarshalText reads what MarshalText writes.
+func (r *Rung) UnmarshalText(text []byte) error {
+	i := slices.Index(rungNames[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("rung %q: want one of %s", text, strings.Join(rungNames[:], ", "))
+	}
+	*r = Rung(i)
+	return nil
+}
+
 // Decision is the answer to a request. It must be given to Done exactly once, whatever becomes of the request.
 type Decision struct {
 	RequestID             string
@@ -67,6 +78,7 @@ type Decision struct {
 	Rung                  Rung
 	Reason                string // "ready", "expired", "crowded", "drained" (see package hold), or "early": not held
 	MatchedBlocks         int    // leading prompt blocks that the endpoint holds or is about to
+	DigestBlocks          int    // of these, what its digest alone gives
 	PromptBlocks          int    // full blocks of the prompt
 	PredictedCachedTokens int    // prompt tokens that the engine should find in its cache
 	Held                  time.Duration

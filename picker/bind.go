@@ -88,6 +88,7 @@ func (p *Picker) pump(now time.Time) {
 		}
 		q := b.Item.Value
 		if b.Reason.Bound() {
+			p.price(now, q) // for the receipt: others may have been priced since
 			p.commit(now, q, b.Candidate, b.Reason.String())
 		} else if q.err == nil {
 			q.err = p.refusal(b.Reason)
@@ -139,7 +140,7 @@ func (p *Picker) blind(t *table) bool {
 	return true
 }
 
-// commit gives q its endpoint and accounts for it. Caller holds p.mu.
+// commit gives q the endpoint of c, one of p.candidates, and accounts for it. Caller holds p.mu.
 func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason string) {
 	t, i := q.table, c.Index
 	e, s := t.endpoints[i], &t.slots[i]
@@ -160,7 +161,7 @@ func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason strin
 
 	q.decision = Decision{
 		RequestID: q.req.ID, Endpoint: e.public, Policy: q.policy, Rung: p.rung(q, i), Reason: reason,
-		MatchedBlocks: matched, PromptBlocks: q.tokens / s.blockSize, PredictedCachedTokens: f.predicted,
+		MatchedBlocks: matched, DigestBlocks: digest, PromptBlocks: q.tokens / s.blockSize, PredictedCachedTokens: f.predicted,
 		Held: now.Sub(q.start), flight: f,
 	}
 	p.receipts.add(p.receipt(now, q, &q.decision, p.cfg.ReceiptCandidates))

@@ -29,7 +29,7 @@ type Config struct {
 	// SeedFile holds the pool's secret hash seed, a decimal or 0x number. Empty: the public default seed.
 	SeedFile string `json:"seed-file" help:"file with the pool's secret seed of block hashes; empty: the common default"`
 
-	Policy      Policy            `json:"policy"`
+	Policy
 	Hold        HoldConfig        `json:"hold"`
 	Score       ScoreConfig       `json:"score"`
 	Speculation SpeculationConfig `json:"speculation"`
@@ -90,18 +90,16 @@ type SpeculationConfig struct {
 
 // GossipConfig says how to reach the agents. Without Enabled the picker works from its own counts.
 type GossipConfig struct {
-	Enabled       bool          `json:"enabled" help:"listen to the agents"`
-	NodeName      string        `json:"node-name" help:"name in the mesh, unique per process; empty: made from the host name"`
-	Label         string        `json:"label" help:"the fleet's label; nodes with another are refused"`
-	BindAddr      string        `json:"bind-addr" help:"IP address of the gossip socket; empty: all"`
-	BindPort      int           `json:"bind-port" help:"UDP and TCP port of gossip; 0: a free one"`
-	AdvertiseAddr string        `json:"advertise-addr" help:"IP address told to others; empty: the bound one"`
-	AdvertisePort int           `json:"advertise-port" help:"port told to others; 0: the bound one"`
-	Join          []string      `json:"join" help:"nodes to join, host or host:port"`
-	KeyFile       string        `json:"key-file" help:"AES-256 keys, one a line, base64 or hex, first encrypts; empty: plain"`
-	AllowedCIDRs  []string      `json:"allowed-cidrs" help:"networks that nodes may live in; empty: all"`
-	MaxStreams    int           `json:"max-streams" help:"digest streams kept, one per endpoint and rank"`
-	StaleAfter    time.Duration `json:"stale-after" help:"silence after which an endpoint's digest is not used"`
+	Enabled      bool          `json:"enabled" help:"listen to the agents"`
+	NodeName     string        `json:"node-name" help:"name in the mesh, unique per process; empty: made from the host name"`
+	Label        string        `json:"label" help:"the fleet's label; nodes with another are refused"`
+	Bind         string        `json:"bind" help:"host:port for gossip, UDP and TCP; no host: all addresses; port 0: a free one"`
+	Advertise    string        `json:"advertise" help:"host:port told to others; empty: the bound one"`
+	Join         []string      `json:"join" help:"nodes to join, host or host:port"`
+	KeyFile      string        `json:"key-file" help:"AES-256 keys, one a line, base64 or hex, first encrypts; empty: plain"`
+	AllowedCIDRs []string      `json:"allowed-cidrs" help:"networks that nodes may live in; empty: all"`
+	MaxStreams   int           `json:"max-streams" help:"digest streams kept, one per endpoint and rank"`
+	StaleAfter   time.Duration `json:"stale-after" help:"silence after which an endpoint's digest is not used"`
 }
 
 // FailureConfig says how endpoints that fail, or are said to fail, are treated.
@@ -133,7 +131,7 @@ func Default() Config {
 			PrefillOverhead: 20 * time.Millisecond, PrefillPerToken: 88550 * time.Nanosecond, PrefillQuadratic: 0.83,
 		},
 		Speculation: SpeculationConfig{Life: 10 * time.Second, Blocks: 4096},
-		Gossip:      GossipConfig{BindPort: 7946, MaxStreams: 4096, StaleAfter: 700 * time.Millisecond},
+		Gossip:      GossipConfig{Bind: ":7946", MaxStreams: 4096, StaleAfter: 700 * time.Millisecond},
 		Failure: FailureConfig{
 			BackoffMin: 250 * time.Millisecond, BackoffMax: 30 * time.Second, ProbeTimeout: 500 * time.Millisecond,
 			VerdictShare: 0.2,

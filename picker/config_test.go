@@ -51,7 +51,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 		got = append(got, f.Field()+"="+f.Value())
 	}
 	want := []string{
-		"endpoints=ftp://bad", "policy.shares=random=1", "hold.deadline-share=1.5", "hold.max-scan=0", "score.spread=NaN",
+		"endpoints=ftp://bad", "policy=random=1", "hold.deadline-share=1.5", "hold.max-scan=0", "score.spread=NaN",
 		"failure.backoff-max=1ms",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -46,7 +46,6 @@ func (h *host) answered() { h.failures, h.out = 0, false }
 type endpoint struct {
 	public Endpoint // never changes
 	host   *host    // never changes
-	key    wire.Key // never changes
 	hash   uint64   // for rendezvous; never changes
 	bare   int      // column in the speculation of endpoints without a digest; never changes
 
@@ -64,6 +63,7 @@ type endpoint struct {
 	observed time.Time // last tick given to the ledger
 	cleared  time.Time // CacheCleared; zero: not since the digest was renewed
 
+	problem  string // why the agent's digest is not used
 	verdict  verdict
 	since    time.Time // of the verdict
 	excluded bool      // the verdict is heeded
@@ -115,7 +115,7 @@ func (e *endpoint) checked(predicted, promised, actual int) {
 }
 
 // refresh takes over what the stream says; its age is judged by clock, which stands still while the view is frozen.
-func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet score.Model, params *score.Params, cfg *Config) {
+func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, params *score.Params, cfg *Config) {
 	e.suspect, e.hasLoad, e.stale, e.gap = false, false, false, false
 	v := verdictNone
 	e.age = -1
@@ -143,7 +143,7 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet score.Model, par
 		}
 		e.facts = factsOf(&l, fleet)
 	} else {
-		e.facts = score.Endpoint{Prefill: fleet}
+		e.facts = score.Endpoint{Prefill: fleet.prefill}
 	}
 	if v != e.verdict {
 		e.verdict, e.since = v, now
@@ -176,9 +176,15 @@ func verdictOf(l *liveFacts, s *slot, cfg *Config) verdict {
 	return verdictNone
 }
 
+// fleetSpeed is what is assumed of an endpoint whose own speed nobody has measured.
+type fleetSpeed struct {
+	prefill score.Model
+	fitted  bool // the mean of measured ones; else as configured
+}
+
 // factsOf turns the load of a tick into what score wants.
-func factsOf(l *liveFacts, fleet score.Model) score.Endpoint {
-	f := score.Endpoint{Prefill: fleet}
+func factsOf(l *liveFacts, fleet fleetSpeed) score.Endpoint {
+	f := score.Endpoint{Prefill: fleet.prefill}
 	if l.HasHealth && l.Health.Known {
 		f.Slowdown = float64(l.Health.Slowdown)
 	}
@@ -186,7 +192,7 @@ func factsOf(l *liveFacts, fleet score.Model) score.Endpoint {
 		return f
 	}
 	w := &l.Load
-	if w.PrefillPerToken > 0 {
+	if w.PrefillPerToken > 0 && (w.PrefillFitted || !fleet.fitted) {
 		f.Prefill = modelOf(w)
 	}
 	f.Running, f.Waiting = int(w.Running), int(w.Waiting)

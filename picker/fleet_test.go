@@ -58,8 +58,16 @@ func newFleet(t testing.TB, n int, change func(*Config)) *fleet {
 // id is the endpoint of agent i.
 func id(i int) string { return fmt.Sprintf("10.0.%d.%d:8000", i/250, 1+i%250) }
 
-// join adds agent i with an empty engine of 12,000 blocks.
-func (f *fleet) join(i int) *agent {
+// join lets the picker hear a new agent.
+func (f *fleet) join(i int) {
+	f.t.Helper()
+	a := f.newAgent(i)
+	f.agents = append(f.agents, a)
+	f.sendInfo(a)
+}
+
+// newAgent makes agent i with an empty engine of 12,000 blocks.
+func (f *fleet) newAgent(i int) *agent {
 	a := &agent{
 		clock: time.Now(),
 		info: wire.Info{
@@ -74,13 +82,15 @@ func (f *fleet) join(i int) *agent {
 			DecodeStep: 18 * time.Millisecond, DecodePerToken: 85e-9,
 		},
 	}
-	a.pub = digest.New(digest.Config{
+	a.pub = newPublisher(a)
+	return a
+}
+
+func newPublisher(a *agent) *digest.Publisher {
+	return digest.New(digest.Config{
 		Key: a.info.Key(0), Node: wire.NodeHash(a.info.Node), GPU: a.info.Ranks[0].GPU, Epoch: 1,
 		MinInterval: time.Millisecond, MaxInterval: 200 * time.Millisecond, BytesPerSec: 1 << 30,
 	})
-	f.agents = append(f.agents, a)
-	f.sendInfo(a)
-	return a
 }
 
 func (f *fleet) sendInfo(a *agent) {
@@ -161,7 +171,9 @@ func (f *fleet) running() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- f.Run(ctx) }()
-	go every(ctx, 150*time.Millisecond, func(time.Time) { f.tick() })
+	if len(f.agents) > 0 {
+		go every(ctx, 150*time.Millisecond, func(time.Time) { f.tick() })
+	}
 	for {
 		f.mu.Lock()
 		on := f.Picker.running

@@ -1,7 +1,10 @@
 package picker
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
@@ -38,12 +41,33 @@ func newView(cfg *Config, h blockhash.Hasher, changed func(wire.Key)) *view.View
 
 func (p *Picker) newMesh() (*mesh.Mesh, error) {
 	g := &p.cfg.Gossip
+	bindAddr, bindPort, err := splitGossip(g.Bind)
+	if err != nil {
+		return nil, fmt.Errorf("gossip.bind %q: %w", g.Bind, err)
+	}
+	advertiseAddr, advertisePort, err := splitGossip(g.Advertise)
+	if err != nil {
+		return nil, fmt.Errorf("gossip.advertise %q: %w", g.Advertise, err)
+	}
 	return mesh.New(mesh.Config{
 		NodeName: g.NodeName, Role: mesh.RolePicker, Pool: p.cfg.Pool, Label: g.Label,
-		BindAddr: g.BindAddr, BindPort: g.BindPort, AdvertiseAddr: g.AdvertiseAddr, AdvertisePort: g.AdvertisePort,
+		BindAddr: bindAddr, BindPort: bindPort, AdvertiseAddr: advertiseAddr, AdvertisePort: advertisePort,
 		Join: g.Join, KeyFile: g.KeyFile, AllowedCIDRs: g.AllowedCIDRs, SeedFingerprint: p.hasher.Fingerprint(),
 		Logger: p.log, Handler: (*listener)(p),
 	})
+}
+
+// splitGossip reads host:port, where the host may be missing; an empty string gives neither.
+func splitGossip(s string) (host string, port int, err error) {
+	if s == "" {
+		return "", 0, nil
+	}
+	host, text, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", 0, err
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	return host, int(n), err
 }
 
 // listener is the picker as the mesh sees it.

@@ -10,6 +10,7 @@ const (
 	keyIgnored     = "ignored"
 	keyNode        = "node"
 	keyPool        = "pool"
+	keyProblem     = "problem"
 	keyShares      = "shares"
 	keySpeculation = "speculation"
 )

@@ -7,7 +7,7 @@ import (
 )
 
 // metrics are the picker's. Labels are bounded: policies, rungs and reasons are fixed sets, endpoints are those of the
-// pool and vanish with them. The zero value of a nil *metrics counts nothing.
+// pool and vanish with them. A nil *metrics counts nothing.
 type metrics struct {
 	p       *Picker
 	picks   *prometheus.CounterVec
@@ -55,7 +55,7 @@ func newMetrics(p *Picker, r prometheus.Registerer) (*metrics, error) {
 		heldBytes:  desc("grapevine_held_bytes", "Bytes of requests waiting at the gateway."),
 		heldTokens: desc("grapevine_held_uncached_tokens", "Prompt tokens to be computed for the waiting requests."),
 		wanted:     desc("grapevine_wanted_endpoints", "Endpoints that would work off what waits within a second."),
-		drops:      desc("grapevine_gossip_dropped_total", "Gossip messages not taken, by reason.", "reason"),
+		drops:      desc("grapevine_gossip_dropped_total", "Gossip messages not taken, by who refused them and why.", "by", "reason"),
 		ignored:    desc("grapevine_verdicts_ignored", "Endpoints that gossip calls unusable beyond what it may exclude."),
 		frozen:     desc("grapevine_view_frozen_ratio", "1 while the gateway mistrusts its own view, else 0."),
 	}
@@ -128,14 +128,14 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.frozen, map[bool]float64{true: 1}[s.Frozen])
 	if s.Gossip != nil {
 		for reason, n := range s.Gossip.View.Drops {
-			ch <- prometheus.MustNewConstMetric(m.drops, prometheus.CounterValue, float64(n), reason)
+			ch <- prometheus.MustNewConstMetric(m.drops, prometheus.CounterValue, float64(n), "view", reason)
 		}
 		gm := &s.Gossip.Mesh
 		for reason, n := range map[string]uint64{
 			"inbox full": gm.InboxDropped, "handoff full": gm.HandoffDropped, "other key": gm.KeyMismatches,
 			"other label": gm.LabelMismatches, "foreign meta": gm.ForeignMeta, "network not allowed": gm.RefusedByCIDR,
 		} {
-			ch <- prometheus.MustNewConstMetric(m.drops, prometheus.CounterValue, float64(n), reason)
+			ch <- prometheus.MustNewConstMetric(m.drops, prometheus.CounterValue, float64(n), "mesh", reason)
 		}
 	}
 }

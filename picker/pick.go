@@ -16,7 +16,6 @@ import (
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/gossip/mesh"
 	"github.com/grapevine-llm/grapevine/gossip/view"
-	"github.com/grapevine-llm/grapevine/gossip/wire"
 	"github.com/grapevine-llm/grapevine/picker/hold"
 	"github.com/grapevine-llm/grapevine/picker/score"
 )
@@ -54,9 +53,10 @@ type Picker struct {
 	turn        uint64 // of the round robin
 	ignored     int    // verdicts beyond what gossip may exclude
 	refreshed   time.Time
-	fleet       score.Model // prefill where an endpoint's is not known
+	fleet       fleetSpeed
 	meanPrefill float64
 	meanOutput  float64
+	candidates  []score.Candidate // of the last price
 	equal       []score.Candidate // scratch
 	cheapest    []int             // scratch
 	accused     []*endpoint       // scratch
@@ -268,9 +268,6 @@ func (p *Picker) Drain() {
 
 // newEndpoint makes a rank of h. Caller holds p.mu.
 func (p *Picker) newEndpoint(h *host, public Endpoint) *endpoint {
-	key := wire.Key{Endpoint: wire.EndpointKey(p.cfg.Pool, h.address), Rank: uint16(public.Rank)}
-	return &endpoint{
-		public: public, host: h, key: key, bare: p.marks.column(),
-		hash: xxh3.HashString(public.ID),
-	}
+	p.log.Info("endpoint joined the pool", keyEndpoint, public.ID)
+	return &endpoint{public: public, host: h, bare: p.marks.column(), hash: xxh3.HashString(public.ID), age: -1}
 }

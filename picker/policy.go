@@ -20,11 +20,11 @@ const (
 type Policy struct {
 	// Shares splits the traffic between policies by the hash of the session (Request.Session, else ID), in any unit: a
 	// session stays with its policy as long as the shares stay.
-	Shares map[string]float64 `json:"shares" help:"policies (prefix, least-load, round-robin) and their shares of the sessions"`
+	Shares map[string]float64 `json:"policy" help:"policies (prefix, least-load, round-robin) and their shares of the sessions"`
 	// Hold lets requests wait for an endpoint that is ready. Only prefix holds.
-	Hold bool `json:"hold" help:"bind a request when an endpoint can start it, not at arrival"`
+	Hold bool `json:"holding" help:"bind a request when an endpoint can start it, not at arrival"`
 	// Speculation counts the blocks of requests just bound as present.
-	Speculation bool `json:"speculation" help:"count the blocks of requests just bound as present"`
+	Speculation bool `json:"speculating" help:"count the blocks of requests just bound as present"`
 }
 
 // DefaultPolicy is prefix for all, with hold and speculation.
@@ -38,15 +38,15 @@ func (p *Policy) validate() error {
 		share := p.Shares[name]
 		value := fmt.Sprintf("%s=%v", name, share)
 		if !slices.Contains(policyNames, name) {
-			return &fault{"policy.shares", value, "names no policy", "use " + strings.Join(policyNames, ", ")}
+			return &fault{"policy", value, "names no policy", "use " + strings.Join(policyNames, ", ")}
 		}
 		if !(share >= 0) || share > 1e9 {
-			return &fault{"policy.shares", value, "is no share", "give 0 or more"}
+			return &fault{"policy", value, "is no share", "give 0 or more"}
 		}
 		sum += share
 	}
 	if sum <= 0 {
-		return &fault{"policy.shares", fmt.Sprint(p.Shares), "gives nobody a share", "give one policy a share, e.g. prefix=1"}
+		return &fault{"policy", fmt.Sprint(p.Shares), "gives nobody a share", "give one policy a share, e.g. prefix=1"}
 	}
 	return nil
 }

@@ -42,24 +42,27 @@ func (p *Picker) bestClass(now time.Time, q *query) int {
 	return best
 }
 
-// price fills q.candidates, none if no endpoint may be used. Caller holds p.mu.
+// price returns what each endpoint costs q, nothing if no endpoint may be used. The list is p.candidates, until the next
+// call. Caller holds p.mu.
 func (p *Picker) price(now time.Time, q *query) []score.Candidate {
-	q.candidates = q.candidates[:0]
+	n := len(q.table.endpoints)
+	p.candidates = slices.Grow(p.candidates[:0], n)[:n]
 	class := p.bestClass(now, q)
 	if class == classNever {
+		p.candidates = p.candidates[:0]
 		return nil
 	}
 	r := score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req)}
-	for i := range q.table.endpoints {
-		if p.class(now, q, i) != class {
-			continue
+	used := 0
+	for i, e := range q.table.endpoints {
+		if p.class(now, q, i) == class {
+			p.prepare(now, q, i, &e.facts)
+			p.params.Price(&p.candidates[used], &r, &e.facts, i)
+			used++
 		}
-		e := q.table.endpoints[i]
-		f := &e.facts
-		p.prepare(now, q, i, f)
-		q.candidates = append(q.candidates, p.params.Price(&r, f, i))
 	}
-	return q.candidates
+	p.candidates = p.candidates[:used]
+	return p.candidates
 }
 
 // prepare adds to an endpoint's facts what depends on the request and on what is in flight.

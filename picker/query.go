@@ -10,7 +10,6 @@ import (
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/picker/hold"
 	"github.com/grapevine-llm/grapevine/picker/match"
-	"github.com/grapevine-llm/grapevine/picker/score"
 )
 
 // query is one request on its way through the picker, with the scratch it needs. Queries are pooled.
@@ -31,8 +30,6 @@ type query struct {
 
 	serves []bool // by endpoint; nil: all
 	avoid  []bool // by endpoint; nil: none
-
-	candidates []score.Candidate
 
 	// A held request waits for done, which gets one value.
 	item     hold.Item[*query]

@@ -62,15 +62,15 @@ func (p *Picker) receipt(now time.Time, q *query, d *Decision, limit int) Receip
 		RequestID: q.req.ID, Time: now, Model: q.req.Model, Policy: d.Policy, Reason: d.Reason,
 		Endpoint: d.Endpoint.ID, Rung: d.Rung, PromptRung: q.req.PromptRung,
 		PromptTokens: q.tokens, PromptBlocks: d.PromptBlocks, MatchedBlocks: d.MatchedBlocks,
-		PredictedCachedTokens: d.PredictedCachedTokens, HeldMs: ms(d.Held), Considered: len(q.candidates),
+		PredictedCachedTokens: d.PredictedCachedTokens, HeldMs: ms(d.Held), Considered: len(p.candidates),
 	}
-	if limit <= 0 || limit > len(q.candidates) {
-		limit = len(q.candidates)
+	if limit <= 0 || limit > len(p.candidates) {
+		limit = len(p.candidates)
 	}
-	p.cheapest = cheapest(p.cheapest[:0], q.candidates, limit)
-	chosen := func(i int) bool { return q.table.endpoints[q.candidates[i].Index].public.ID == d.Endpoint.ID }
+	p.cheapest = cheapest(p.cheapest[:0], p.candidates, limit)
+	chosen := func(i int) bool { return q.table.endpoints[p.candidates[i].Index].public.ID == d.Endpoint.ID }
 	if !slices.ContainsFunc(p.cheapest, chosen) {
-		for i := range q.candidates {
+		for i := range p.candidates {
 			if chosen(i) {
 				p.cheapest[limit-1] = i
 				break
@@ -79,7 +79,7 @@ func (p *Picker) receipt(now time.Time, q *query, d *Decision, limit int) Receip
 	}
 	r.Candidates = p.receipts.candidates(limit)
 	for _, i := range p.cheapest {
-		r.Candidates = append(r.Candidates, p.explained(q, &q.candidates[i]))
+		r.Candidates = append(r.Candidates, p.explained(q, &p.candidates[i]))
 	}
 	return r
 }

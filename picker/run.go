@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/grapevine-llm/grapevine/gossip/wire"
+	"github.com/grapevine-llm/grapevine/picker/score"
 )
 
 // How often Run looks, network and gateway times all: they don't scale with the engines.
@@ -155,9 +156,10 @@ func (p *Picker) refreshAll(now time.Time) {
 	p.marks.rotate(now, p.cfg.Speculation.Life)
 }
 
-// fleetPrefill sets what is assumed of an endpoint whose speed nobody has measured: the mean of those that were.
+// fleetPrefill averages the speeds that agents have measured.
 func (p *Picker) fleetPrefill(t *table) {
-	sum, n := p.cfg.Score.prefill(), 0.0
+	var sum score.Model
+	n := 0.0
 	for i := range t.slots {
 		if t.slots[i].live == nil {
 			continue
@@ -167,19 +169,15 @@ func (p *Picker) fleetPrefill(t *table) {
 			continue
 		}
 		m := modelOf(&l.Load)
-		if n == 0 {
-			sum = m
-		} else {
-			sum.Overhead += m.Overhead
-			sum.PerToken += m.PerToken
-			sum.Quadratic += m.Quadratic
-		}
+		sum.Overhead += m.Overhead
+		sum.PerToken += m.PerToken
+		sum.Quadratic += m.Quadratic
 		n++
 	}
-	if n > 1 {
-		sum = sum.Scaled(n)
+	p.fleet = fleetSpeed{prefill: p.cfg.Score.prefill()}
+	if n > 0 {
+		p.fleet = fleetSpeed{prefill: sum.Scaled(n), fitted: true}
 	}
-	p.fleet = sum
 }
 
 // nextLook returns how long nothing can happen that Run is not told of. Caller holds p.mu.

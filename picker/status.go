@@ -6,13 +6,14 @@ import (
 
 	"github.com/grapevine-llm/grapevine/gossip/mesh"
 	"github.com/grapevine-llm/grapevine/gossip/view"
+	"github.com/grapevine-llm/grapevine/gossip/wire"
 )
 
 // Status is the picker at a moment, for a person or a page.
 type Status struct {
-	Time            time.Time        `json:"time"`
-	Pool            string           `json:"pool"`
-	Policy          Policy           `json:"policy"`
+	Time time.Time `json:"time"`
+	Pool string    `json:"pool"`
+	Policy
 	Endpoints       []EndpointStatus `json:"endpoints"` // by address and rank
 	Models          []string         `json:"models"`    // known, sorted
 	Reporting       int              `json:"reporting"` // endpoints whose agent speaks
@@ -32,6 +33,8 @@ type EndpointStatus struct {
 	Excluded      bool     `json:"excluded"`            // for the verdict
 	Out           bool     `json:"out"`                 // could not be reached
 	Stale         bool     `json:"stale"`               // the agent is silent
+	Partial       bool     `json:"partial"`             // the agent does not know everything that is cached
+	Suspect       bool     `json:"suspect"`             // the agent doubts what it knows
 	DigestAgeMs   float64  `json:"digest_age_ms"`       // -1: no agent
 	Epoch         uint64   `json:"epoch,omitempty"`     // of the digest
 	Pod           string   `json:"pod,omitempty"`       // as the agent says
@@ -109,6 +112,8 @@ func (p *Picker) endpointStatus(now time.Time, t *table, i int) EndpointStatus {
 	}
 	if e.age >= 0 {
 		out.DigestAgeMs, out.Epoch = ms(e.age), e.epoch
+		flags := s.live.Facts().Flags
+		out.Partial, out.Suspect = flags&wire.Partial != 0, flags&wire.Suspect != 0
 	}
 	if in := s.info; in != nil {
 		out.Pod, out.KVEvents = in.Pod, in.KVEvents

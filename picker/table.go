@@ -123,7 +123,7 @@ func (p *Picker) streams(snap *view.Snapshot) []stream {
 	if snap != nil {
 		for i := range snap.Streams {
 			s := &snap.Streams[i]
-			if s.Info == nil {
+			if s.Info == nil || s.Info.Pool != p.cfg.Pool {
 				continue
 			}
 			address, link, err := parseEndpoint(s.Info.Address)
@@ -184,7 +184,7 @@ func (p *Picker) ranks(h *host, ss []*view.Stream) []stream {
 	h.ranks = slices.DeleteFunc(h.ranks, func(e *endpoint) bool {
 		left := !slices.ContainsFunc(out, func(s stream) bool { return s.endpoint == e })
 		if left {
-			p.marks.release(e.bare)
+			p.dropEndpoint(e)
 		}
 		return left
 	})
@@ -195,10 +195,15 @@ func (p *Picker) ranks(h *host, ss []*view.Stream) []stream {
 func (p *Picker) removeHost(address string) {
 	if h := p.hosts[address]; h != nil {
 		for _, e := range h.ranks {
-			p.marks.release(e.bare)
+			p.dropEndpoint(e)
 		}
 		delete(p.hosts, address)
 	}
+}
+
+func (p *Picker) dropEndpoint(e *endpoint) {
+	p.marks.release(e.bare)
+	p.log.Info("endpoint left the pool", keyEndpoint, e.public.ID)
 }
 
 func (p *Picker) addSlot(t *table, st stream) {
@@ -210,6 +215,7 @@ func (p *Picker) addSlot(t *table, st stream) {
 		t.reporting++
 		s.info = v.Info
 		s.live = v.Live
+		t.byKey[v.Key] = e
 		if v.Info.BlockSize > 0 {
 			s.blockSize = int(v.Info.BlockSize)
 		}
@@ -234,7 +240,10 @@ func (p *Picker) addSlot(t *table, st stream) {
 		t.models[m] = append(padBools(t.models[m], index), true)[:index+1]
 	}
 	t.unknown = append(t.unknown, len(models) == 0)
-	t.byKey[e.key] = e
+	if s.problem != e.problem {
+		e.problem = s.problem
+		p.log.Warn("digest can't be used", keyEndpoint, e.public.ID, keyProblem, s.problem)
+	}
 	t.endpoints = append(t.endpoints, e)
 	t.slots = append(t.slots, s)
 }
@@ -314,7 +323,7 @@ func (t *table) serving(model string) ([]bool, error) {
 	if serves, ok := t.models[model]; ok {
 		return serves, nil
 	}
-	if t.anyUnknown {
+	if t.anyUnknown || len(t.endpoints) == 0 { // an empty pool is another error
 		return t.unknown, nil
 	}
 	return nil, ErrUnknownModel{Model: model, Known: t.known}

@@ -163,7 +163,9 @@ func (s *sim) price(now time.Time, r *simRequest) []score.Candidate {
 		if name, age := p.victim(); name != "" {
 			e.VictimIdle = float64(s.now-age.used) / 1e6
 		}
-		s.cand = append(s.cand, s.params.Price(&req, &e, i))
+		var c score.Candidate
+		s.params.Price(&c, &req, &e, i)
+		s.cand = append(s.cand, c)
 	}
 	return s.cand
 }

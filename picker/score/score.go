@@ -165,12 +165,12 @@ func (p *Params) Prepare(e *Endpoint) {
 	e.prepared = true
 }
 
-// Price fills the candidate of endpoint e for request r. It allocates nothing.
-func (p *Params) Price(r *Request, e *Endpoint, index int) Candidate {
+// Price fills c with what endpoint e costs request r. It allocates nothing.
+func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	if !e.prepared {
 		p.Prepare(e)
 	}
-	c := Candidate{Index: index, Key: e.Key, Full: e.Full, Stale: e.Stale}
+	c.Index, c.Key, c.Full, c.Stale = index, e.Key, e.Full, e.Stale
 	cached, loaded := p.cachedTokens(r, e)
 	c.Uncached = r.PromptTokens - cached
 
@@ -192,7 +192,6 @@ func (p *Params) Price(r *Request, e *Endpoint, index int) Candidate {
 		c.Wait += memory
 	}
 	c.Ready = fits && !e.Full && e.Waiting == 0 && e.Queue <= p.ReadyWithin
-	return c
 }
 
 // PromptBlocks returns how many blocks of an n-token prompt can be read from the cache: the last token is always computed.
@@ -219,13 +218,15 @@ func displacement(e *Endpoint, need int) float64 {
 }
 
 // memory says whether need new blocks fit, and if not how long until they may: as many of the running requests must end
-// as hold the blocks that are missing. An endpoint that works on nothing takes anything.
+// as hold the blocks that are missing. An endpoint that works on nothing takes anything, and what would never fit is the
+// engine's to refuse.
 func (p *Params) memory(e *Endpoint, need int) (fits bool, wait float64) {
 	if !e.HasLoad || e.Blocks == 0 || e.Running == 0 && e.Outstanding == 0 {
 		return true, 0
 	}
-	free := e.Free + e.Cached - e.PendingBlocks - int(p.FreeShare*float64(e.Blocks))
-	if need <= free {
+	reserve := int(p.FreeShare * float64(e.Blocks))
+	free := e.Free + e.Cached - e.PendingBlocks - reserve
+	if need <= free || need > e.Blocks-reserve {
 		return true, 0
 	}
 	used := e.Blocks - e.Free - e.Cached

@@ -17,6 +17,11 @@ func idle() Endpoint {
 	}
 }
 
+func price(p *Params, r *Request, e *Endpoint, index int) (c Candidate) {
+	p.Price(&c, r, e, index)
+	return c
+}
+
 func TestPriceTerms(t *testing.T) {
 	tests := []struct {
 		name string
@@ -116,7 +121,7 @@ func TestPriceTerms(t *testing.T) {
 			if tt.set != nil {
 				tt.set(&e)
 			}
-			got := p.Price(&tt.req, &e, 0)
+			got := price(&p, &tt.req, &e, 0)
 			check := func(term string, got, want float64) {
 				if math.Abs(got-want) > 0.06 {
 					t.Errorf("%s = %.1f ms, want %.1f: %s", term, got, want, tt.why)
@@ -154,6 +159,10 @@ func TestWaitAndReady(t *testing.T) {
 			func(e *Endpoint) { e.Running, e.Free, e.DecodeStep = 10, 400, 0 }, 3000, false,
 		},
 		{"idle engine takes all", "nothing runs, so nothing will free more memory", func(e *Endpoint) { e.Free = 10 }, 0, true},
+		{
+			"more than there is", "waiting would not help: the engine must say what it makes of it",
+			func(e *Endpoint) { e.Running, e.Blocks, e.Free = 10, 60, 5 }, 0, true,
+		},
 		{"full", "the queue of bound requests is at its limit", func(e *Endpoint) { e.Full = true }, 0, false},
 	}
 	p := Default()
@@ -161,7 +170,7 @@ func TestWaitAndReady(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := idle()
 			tt.set(&e)
-			got := p.Price(&Request{PromptTokens: 1000}, &e, 0)
+			got := price(&p, &Request{PromptTokens: 1000}, &e, 0)
 			if math.Abs(got.Wait-tt.wait) > 0.5 || got.Ready != tt.ready {
 				t.Errorf("wait %.1f ms, ready %v; want %.1f, %v: %s", got.Wait, got.Ready, tt.wait, tt.ready, tt.why)
 			}
@@ -176,12 +185,12 @@ func TestSharedContextIsWorthTheWait(t *testing.T) {
 	home.Matched, home.Queue = 512, 800
 	r := Request{PromptTokens: 8692}
 	p := Default()
-	h, o := p.Price(&r, &home, 0), p.Price(&r, &other, 1)
+	h, o := price(&p, &r, &home, 0), price(&p, &r, &other, 1)
 	if h.Wait+h.Cost >= o.Cost {
 		t.Errorf("home %.0f ms, elsewhere %.0f ms: want home cheaper with g = 1", h.Wait+h.Cost, o.Cost)
 	}
 	p.Spread = 0
-	h, o = p.Price(&r, &home, 0), p.Price(&r, &other, 1)
+	h, o = price(&p, &r, &home, 0), price(&p, &r, &other, 1)
 	if h.Wait+h.Cost <= o.Cost {
 		t.Errorf("home %.0f ms, elsewhere %.0f ms: want elsewhere cheaper with g = 0", h.Wait+h.Cost, o.Cost)
 	}
@@ -260,7 +269,7 @@ func TestScaledKeepsDecisions(t *testing.T) {
 	f.DecodeStep, f.DecodePerToken = e.DecodeStep/s, e.DecodePerToken/s
 	p := Default()
 	q := p.Scaled(s)
-	a, b := p.Price(&r, &e, 0), q.Price(&r, &f, 0)
+	a, b := price(&p, &r, &e, 0), price(&q, &r, &f, 0)
 	if math.Abs(a.Cost-b.Cost*s) > 1e-6 || math.Abs(a.Wait-b.Wait*s) > 1e-6 || a.Ready != b.Ready {
 		t.Errorf("at speed %d: %+v, want %d times less than %+v", s, b, s, a)
 	}
@@ -277,7 +286,7 @@ func BenchmarkPrice(b *testing.B) {
 	for b.Loop() {
 		for i := range c {
 			e.Matched = i * 16
-			c[i] = p.Price(&r, &e, i)
+			p.Price(&c[i], &r, &e, i)
 		}
 		if p.Best(c, 1, Any) < 0 {
 			b.Fatal("no candidate")
