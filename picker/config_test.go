@@ -33,6 +33,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	c.Score.Spread = math.NaN()
 	c.Policy.Shares = map[string]float64{"prefix": 1, "random": 1}
 	c.Failure.BackoffMax = time.Millisecond
+	c.Gossip.Enabled, c.Gossip.Bind, c.Gossip.Advertise = true, "7946", "10.0.0.1:gossip"
 	joined, ok := c.Validate().(interface{ Unwrap() []error })
 	if !ok {
 		t.Fatal("Validate does not join")
@@ -52,7 +53,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	}
 	want := []string{
 		"endpoints=ftp://bad", "policy=random=1", "hold.deadline-share=1.5", "hold.max-scan=0", "score.spread=NaN",
-		"failure.backoff-max=1ms",
+		"gossip.bind=7946", "gossip.advertise=10.0.0.1:gossip", "failure.backoff-max=1ms",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)
@@ -112,9 +113,10 @@ func TestPolicyShares(t *testing.T) {
 	got := map[string]int{}
 	for i := range 10000 {
 		session := fmt.Sprint("session ", i)
-		got[s.of(session)]++
-		if s.of(session) != s.of(session) {
-			t.Fatal("a session changed its policy")
+		first := s.of(session)
+		got[first]++
+		if again := s.of(session); again != first {
+			t.Fatalf("%s had policy %s, then %s", session, first, again)
 		}
 	}
 	for name, want := range map[string]int{PolicyPrefix: 7000, PolicyLeastLoad: 2000, PolicyRoundRobin: 1000} {

@@ -32,7 +32,6 @@ type table struct {
 
 	reporting int            // endpoints that have an agent
 	snapshot  *view.Snapshot // that it was built from; nil: none
-	digestAll bool           // every endpoint has a digest
 }
 
 // slot is one endpoint's place in the table.
