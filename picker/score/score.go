@@ -79,10 +79,23 @@ func (p Params) Scaled(s float64) Params {
 	return p
 }
 
-// Request is what a price depends on besides the endpoint.
+// Request is what a price depends on besides the endpoint. Its fields may not change once it has been priced; one Request
+// is for one goroutine.
 type Request struct {
 	PromptTokens int
 	OutputTokens int // expected
+
+	// Of the block size below, kept since nearly all endpoints of a pool have the same.
+	blockSize int
+	readable  int // prompt blocks that can be read from a cache
+	needed    int // blocks that prompt and answer take
+}
+
+// cut computes what depends on the block size.
+func (r *Request) cut(blockSize int) {
+	r.blockSize = blockSize
+	r.readable = PromptBlocks(r.PromptTokens, blockSize)
+	r.needed = (r.PromptTokens + r.OutputTokens + blockSize - 1) / blockSize
 }
 
 // Endpoint holds the facts of one endpoint for one request. Times are milliseconds.
@@ -119,7 +132,8 @@ type Endpoint struct {
 	prepared bool
 	block    float64 // displacement per evicted block
 	slower   float64 // interference per token of the answer
-	speed    float64
+	slowness float64 // of the GPU: 1 none, 2 half speed
+	reserve  int     // KV blocks kept free
 }
 
 // Terms are the parts of a price, milliseconds each.
@@ -153,12 +167,13 @@ type Candidate struct {
 // Prepare computes what does not depend on the request: all but Matched, MatchedAll, Trust, and the fields from Outstanding
 // on, may not change between Prepare and Price. Price does it by itself where it was not done.
 func (p *Params) Prepare(e *Endpoint) {
-	e.speed = 1
+	e.slowness = 1
 	if e.Slowdown > 0 {
-		e.speed = e.Slowdown
+		e.slowness = 1 / e.Slowdown
 	}
+	e.reserve = int(p.FreeShare * float64(e.Blocks))
 	// The work of computing a block again, discounted by how long the victims have idled.
-	e.block = math.Exp(-e.VictimIdle/p.VictimTau) * e.Prefill.PerToken * float64(e.BlockSize) / e.speed
+	e.block = math.Exp(-e.VictimIdle/p.VictimTau) * e.Prefill.PerToken * float64(e.BlockSize) * e.slowness
 	// What the request's own decode loses to the tokens that already sit there.
 	resident := max(0, e.Blocks-e.Free-e.Cached) * e.BlockSize
 	e.slower = p.Interference * e.DecodePerToken * float64(resident)
@@ -170,12 +185,15 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	if !e.prepared {
 		p.Prepare(e)
 	}
+	if r.blockSize != e.BlockSize {
+		r.cut(e.BlockSize)
+	}
 	c.Index, c.Key, c.Full, c.Stale = index, e.Key, e.Full, e.Stale
 	cached, loaded := p.cachedTokens(r, e)
 	c.Uncached = r.PromptTokens - cached
 
-	own := e.Prefill.Time(c.Uncached, cached) / e.speed
-	need := blocks(r.PromptTokens+r.OutputTokens, e.BlockSize) - min(e.Matched, PromptBlocks(r.PromptTokens, e.BlockSize))
+	own := e.Prefill.Time(c.Uncached, cached) * e.slowness
+	need := r.needed - min(e.Matched, r.readable)
 	c.Terms = Terms{
 		Prefill:      own,
 		Spread:       p.Spread * own,
@@ -187,9 +205,9 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	c.Cost = c.Terms.Cost()
 
 	c.Wait = max(0, e.Queue) + float64(e.Waiting)*e.MeanPrefill
-	fits, memory := p.memory(e, need)
+	fits := e.fits(need)
 	if !fits {
-		c.Wait += memory
+		c.Wait += p.memoryWait(e, need)
 	}
 	c.Ready = fits && !e.Full && e.Waiting == 0 && e.Queue <= p.ReadyWithin
 }
@@ -199,14 +217,16 @@ func PromptBlocks(n, blockSize int) int { return max(0, n-1) / blockSize }
 
 // cachedTokens returns the prompt tokens that need no prefill, and how many of them must be loaded from a lower tier.
 func (p *Params) cachedTokens(r *Request, e *Endpoint) (cached, loaded int) {
-	limit := PromptBlocks(r.PromptTokens, e.BlockSize)
-	gpu := min(e.Matched, limit)
-	all := max(gpu, min(e.MatchedAll, limit))
+	gpu := min(e.Matched, r.readable)
+	all := max(gpu, min(e.MatchedAll, r.readable))
 	if all < p.MinMatch {
 		return 0, 0
 	}
-	cached = int(e.Trust * float64(all*e.BlockSize))
-	return cached, max(0, cached-int(e.Trust*float64(gpu*e.BlockSize)))
+	cached, gpu = all*e.BlockSize, gpu*e.BlockSize
+	if e.Trust < 1 {
+		cached, gpu = int(e.Trust*float64(cached)), int(e.Trust*float64(gpu))
+	}
+	return cached, cached - gpu
 }
 
 // displacement is the work of computing again what need new blocks push out.
@@ -217,25 +237,21 @@ func displacement(e *Endpoint, need int) float64 {
 	return e.block * float64(max(0, min(need, need+e.PendingBlocks-e.Free)))
 }
 
-// memory says whether need new blocks fit, and if not how long until they may: as many of the running requests must end
-// as hold the blocks that are missing. An endpoint that works on nothing takes anything, and what would never fit is the
-// engine's to refuse.
-func (p *Params) memory(e *Endpoint, need int) (fits bool, wait float64) {
-	if !e.HasLoad || e.Blocks == 0 || e.Running == 0 && e.Outstanding == 0 {
-		return true, 0
-	}
-	reserve := int(p.FreeShare * float64(e.Blocks))
-	free := e.Free + e.Cached - e.PendingBlocks - reserve
-	if need <= free || need > e.Blocks-reserve {
-		return true, 0
-	}
-	used := e.Blocks - e.Free - e.Cached
-	if e.Running == 0 || used <= 0 || e.DecodeStep <= 0 || e.MeanOutput <= 0 {
-		return false, p.MemoryWait
-	}
-	ends := math.Ceil(float64(need-free) * float64(e.Running) / float64(used))
-	return false, min(p.MemoryMax, ends*e.MeanOutput*e.DecodeStep/float64(e.Running))
+// room returns the KV blocks that can be had.
+func (e *Endpoint) room() int { return e.Free + e.Cached - e.PendingBlocks - e.reserve }
+
+// fits reports whether need new blocks fit. An endpoint that works on nothing takes anything, and what would never fit is
+// the engine's to refuse.
+func (e *Endpoint) fits(need int) bool {
+	return !e.HasLoad || e.Blocks == 0 || e.Running == 0 && e.Outstanding == 0 || need <= e.room() || need > e.Blocks-e.reserve
 }
 
-// blocks returns how many blocks n tokens take.
-func blocks(n, blockSize int) int { return (n + blockSize - 1) / blockSize }
+// memoryWait is how long until need blocks may fit: as many of the running requests must end as hold what is missing.
+func (p *Params) memoryWait(e *Endpoint, need int) float64 {
+	used := e.Blocks - e.Free - e.Cached
+	if e.Running == 0 || used <= 0 || e.DecodeStep <= 0 || e.MeanOutput <= 0 {
+		return p.MemoryWait
+	}
+	ends := math.Ceil(float64(need-e.room()) * float64(e.Running) / float64(used))
+	return min(p.MemoryMax, ends*e.MeanOutput*e.DecodeStep/float64(e.Running))
+}
