@@ -66,13 +66,6 @@ func (c *column) empty() {
 	c.missing = 0
 }
 
-// words returns a segment's words, and how many had to be read for it.
-func (c *column) words(segment int) (words []uint64, read int) {
-	all := c.table.matrix.Column(c.index, nil)
-	from, to := wire.SegmentSpan(c.shape.geometry, segment)
-	return all[from:to], len(all)
-}
-
 // fit gives a stream the columns that its INFO asks for, and names what forbids it.
 func (v *View) fit(s *stream) {
 	shapes, problem := v.shapes(s)

@@ -147,8 +147,12 @@ func TestEndsExact(t *testing.T) {
 			w.run(time.Second, 10)
 		}, 5 * time.Second},
 	}
+	seeds := uint64(3)
+	if testing.Short() {
+		seeds = 1
+	}
 	for _, tt := range tests {
-		for seed := range uint64(3) {
+		for seed := range seeds {
 			t.Run(fmt.Sprintf("%s/%d", tt.name, seed), func(t *testing.T) {
 				w := newWorld(t, seed, 3, 2, tt.conditions)
 				tt.happen(w)

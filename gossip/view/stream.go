@@ -361,26 +361,29 @@ func (v *View) restart(s *stream, epoch uint64) {
 }
 
 // verify compares checksums that are true at the very tick that the stream is at,
-// as many as the budget allows, and wants the segments that differ.
+// as far as the budget for reading columns allows, and wants the segments that
+// differ.
 func (v *View) verify(now time.Time, s *stream, t *wire.Tick) {
 	if len(t.CRCs) == 0 || s.problem != "" {
 		return
 	}
 	v.checks.refill(now)
-	start := v.rng.IntN(len(t.CRCs))
-	for i := range t.CRCs {
-		if v.checks.tokens <= 0 {
-			return
-		}
-		crc := t.CRCs[(start+i)%len(t.CRCs)]
-		c, j := &s.columns[crc.Tier], int(crc.Segment)
-		if c.table == nil || j >= len(c.floors) || c.wanted[j] || c.floors[j] > t.TickNo {
+	var words [wire.Tiers][]uint64 // a column is read once for all of its checksums
+	for _, crc := range t.CRCs {
+		c, i := &s.columns[crc.Tier], int(crc.Segment)
+		if c.table == nil || i >= len(c.floors) || c.wanted[i] || c.floors[i] > t.TickNo {
 			continue
 		}
-		words, read := c.words(j)
-		v.checks.tokens -= float64(read)
-		if wire.Checksum(words) != crc.CRC {
-			c.want(j)
+		if words[crc.Tier] == nil {
+			if v.checks.tokens <= 0 {
+				return
+			}
+			words[crc.Tier] = c.table.matrix.Column(c.index, make([]uint64, 0, c.shape.geometry.Buckets))
+			v.checks.tokens -= float64(c.shape.geometry.Buckets)
+		}
+		from, to := wire.SegmentSpan(c.shape.geometry, i)
+		if wire.Checksum(words[crc.Tier][from:to]) != crc.CRC {
+			c.want(i)
 			s.ask(now)
 			v.count(func(st *Stats) { st.Mismatches++ })
 		}
