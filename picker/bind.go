@@ -249,7 +249,15 @@ func (p *Picker) FirstToken(d Decision) {
 	f.endpoint.ledger.Over(now, &f.Flight)
 	p.unwatch(f)
 	f.endpoint.host.answered()
+	f.stepped(now)
 	p.pump(now)
+}
+
+// stepped notes that the engine has worked on f, and so has told of a reset before f.
+func (f *flight) stepped(now time.Time) {
+	if e := f.endpoint; !e.cleared.IsZero() && e.stepped.IsZero() && f.bound.After(e.cleared) {
+		e.stepped = now
+	}
 }
 
 func (p *Picker) unwatch(f *flight) {
@@ -276,6 +284,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 	switch {
 	case o.Connected:
 		e.host.answered()
+		f.stepped(now)
 	case o.Err != nil && !o.Cancelled:
 		e.host.failed(now, &p.cfg.Failure)
 		p.log.Warn("endpoint could not be reached", keyEndpoint, e.public.ID, keyError, o.Err, keyFailures, e.host.failures)

@@ -62,6 +62,7 @@ type endpoint struct {
 	epoch    uint64
 	observed time.Time // last tick given to the ledger
 	cleared  time.Time // CacheCleared; zero: not since the digest was renewed
+	stepped  time.Time // the first token of a request that was bound after cleared; zero: none yet
 
 	problem  string // why the agent's digest is not used
 	verdict  verdict
@@ -89,7 +90,7 @@ const (
 	overclaimLimit = 0.15 // what eviction between binding and prefill explains
 	leastTrust     = 0.1
 	suspectTrust   = 0.5
-	clearedFor     = 500 * time.Millisecond // a digest as of that long after a reset shows it
+	clearedFor     = 500 * time.Millisecond // a digest as of that long after the engine's next step shows a reset
 )
 
 // trust is the share of the digest's match that is believed.
@@ -134,7 +135,8 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, para
 			e.cleared = time.Time{}
 			e.overclaim = 0
 		}
-		if !e.cleared.IsZero() && l.LastTick.Sub(e.cleared) > clearedFor {
+		// An engine tells of a reset with its next step only.
+		if !e.cleared.IsZero() && !e.stepped.IsZero() && l.LastTick.Sub(e.stepped) > clearedFor {
 			e.cleared = time.Time{}
 		}
 		if l.LastTick.After(e.observed) {

@@ -75,7 +75,12 @@ func TestLadder(t *testing.T) {
 		f.CacheCleared("http://" + id(0))
 		rung(RungLoad, "the cache was reset")
 		f.pass(600*time.Millisecond, f.agents...)
-		rung(RungDigest, "a tick well after the reset")
+		rung(RungLoad, "an idle engine has not told of the reset")
+		d := f.pick(Request{ID: "step", TokenIDs: prompt(9, 100), Avoid: []string{id(1)}})
+		f.FirstToken(d)
+		f.Done(d, Outcome{Connected: true, CachedTokens: -1})
+		f.pass(600*time.Millisecond, f.agents...)
+		rung(RungDigest, "a tick well after the engine's next step")
 
 		f.pass(time.Second, f.agents[1])
 		rung(RungOwn, "the agent has been silent for a second")
@@ -83,7 +88,7 @@ func TestLadder(t *testing.T) {
 			t.Errorf("%v: want all on the endpoint that is not stale", got)
 		}
 		f.pass(time.Second, f.agents[1])
-		d := f.pick(Request{ID: "marked", TokenIDs: ids, Avoid: []string{id(1)}})
+		d = f.pick(Request{ID: "marked", TokenIDs: ids, Avoid: []string{id(1)}})
 		if d.Endpoint.ID != id(0) || d.Rung != RungOwn {
 			t.Errorf("went to %s by %v, want the stale endpoint by own counts", d.Endpoint.ID, d.Rung)
 		}

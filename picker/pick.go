@@ -251,7 +251,7 @@ func (p *Picker) CacheCleared(address string) {
 	t := p.table.Load()
 	for i, e := range t.endpoints {
 		if e.host.address == address {
-			e.cleared = now
+			e.cleared, e.stepped = now, time.Time{}
 			p.bare.Store(true)
 			p.marks.forget(t, i)
 		}

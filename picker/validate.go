@@ -81,9 +81,9 @@ func (c Config) Validate() error {
 	atLeast("speculation.blocks", c.Speculation.Blocks, 1)
 
 	if c.Gossip.Enabled {
-		for field, addr := range map[string]string{"gossip.bind": c.Gossip.Bind, "gossip.advertise": c.Gossip.Advertise} {
-			_, _, err := splitGossip(addr)
-			add(err != nil, field, addr, "is no address", "give host:port, e.g. 0.0.0.0:7946")
+		for _, a := range []struct{ field, addr string }{{"gossip.bind", c.Gossip.Bind}, {"gossip.advertise", c.Gossip.Advertise}} {
+			_, _, err := splitGossip(a.addr)
+			add(err != nil, a.field, a.addr, "is no address", "give host:port, e.g. 0.0.0.0:7946")
 		}
 		atLeast("gossip.max-streams", c.Gossip.MaxStreams, 1)
 		positive("gossip.stale-after", c.Gossip.StaleAfter)
