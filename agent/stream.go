@@ -143,8 +143,13 @@ func (s *stream) restarted() {
 // do carries out what the sequencer wants.
 func (s *stream) do(now time.Time, actions []blockset.Action) request {
 	s.now = now
+	cleared := s.set.Stats().Cleared
 	out := s.feed.Do(now, actions)
 	s.batches += uint64(out.Applied)
+	if s.set.Stats().Cleared > cleared {
+		// Gateways then also forget what they only expected to be cached.
+		s.pub.Supersede(s.nextEpoch())
+	}
 	if s.all.Buckets == 0 && s.set.Stats().Lower > 0 {
 		s.publish(true)
 	}
