@@ -54,9 +54,9 @@ func Default() Config {
 // Validate joins all faults.
 func (c Config) Validate() error {
 	errs := []error{c.PickerConfig.Validate(), c.ProxyConfig.Validate()}
-	for field, addr := range map[string]string{"listen": c.Listen, "admin-listen": c.AdminListen} {
-		if _, _, err := net.SplitHostPort(addr); err != nil {
-			errs = append(errs, config.Fault{Field: field, Value: addr, Problem: err.Error(), Remedy: "give host:port, e.g. 127.0.0.1:8080"})
+	for _, a := range []struct{ field, addr string }{{"listen", c.Listen}, {"admin-listen", c.AdminListen}} {
+		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+			errs = append(errs, config.Fault{Field: a.field, Value: a.addr, Problem: err.Error(), Remedy: "give host:port, e.g. 127.0.0.1:8080"})
 		}
 	}
 	if !(c.Speedup > 0) {
