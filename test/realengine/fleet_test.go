@@ -74,6 +74,7 @@ type fleet struct {
 	dir     string
 	model   string
 	client  *http.Client
+	root    *testing.T // processes end with it, not with the scenario that started them
 }
 
 func needEngine(t *testing.T) (venv, bin string) {
@@ -98,7 +99,7 @@ func host(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
 
 func newFleet(t *testing.T) *fleet {
 	venv, bin := needEngine(t)
-	f := &fleet{bin: bin, dir: t.TempDir(), client: &http.Client{Timeout: 2 * time.Minute}}
+	f := &fleet{root: t, bin: bin, dir: t.TempDir(), client: &http.Client{Timeout: 2 * time.Minute}}
 	if keep := os.Getenv("GRAPEVINE_LOGS"); keep != "" {
 		f.dir = keep
 	}
@@ -144,7 +145,7 @@ func (f *fleet) startGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.gateway = g
-	t.Cleanup(func() { g.Stop(5 * time.Second) })
+	f.root.Cleanup(func() { g.Stop(5 * time.Second) })
 }
 
 func (f *fleet) startAgent(t *testing.T, i int, more ...string) {
@@ -158,7 +159,7 @@ func (f *fleet) startAgent(t *testing.T, i int, more ...string) {
 		t.Fatal(err)
 	}
 	f.agents[i] = a
-	t.Cleanup(func() { a.Stop(5 * time.Second) })
+	f.root.Cleanup(func() { a.Stop(5 * time.Second) })
 }
 
 func (f *fleet) waitHealthy(t *testing.T, e *engine) {
