@@ -2,6 +2,9 @@ package score
 
 import "math"
 
+// marginTokens of prompt to compute count as equal: a false positive or two.
+const marginTokens = 64
+
 // Set says which candidates a choice is among, and what it minimises.
 type Set uint8
 
@@ -12,8 +15,9 @@ const (
 )
 
 // Best returns the position of the best candidate in c, or -1 if the set is empty. Stale candidates count only where
-// no other can be used. Among those that are as good as the best within the margin, the rendezvous hash of request and
-// endpoint decides: gateways that see the same costs at the same time don't all run to the same endpoint.
+// no other can be used. Among those that are as good as the best within the margin the least prompt to compute decides,
+// since reuse costs nothing where prefill is cheap; then the rendezvous hash of request and endpoint: gateways that see
+// the same costs at the same time don't all run to the same endpoint.
 func (p *Params) Best(c []Candidate, request uint64, set Set) int {
 	stale := !anyFresh(c)
 	least := math.Inf(1)
@@ -23,9 +27,15 @@ func (p *Params) Best(c []Candidate, request uint64, set Set) int {
 		}
 	}
 	limit := least + max(p.MarginMs, p.MarginShare*least)
+	uncached := math.MaxInt
+	for i := range c {
+		if c[i].in(set, stale) && c[i].Wait+c[i].Cost <= limit {
+			uncached = min(uncached, c[i].Uncached)
+		}
+	}
 	best, top := -1, uint64(0)
 	for i := range c {
-		if !c[i].in(set, stale) || c[i].Wait+c[i].Cost > limit {
+		if !c[i].in(set, stale) || c[i].Wait+c[i].Cost > limit || c[i].Uncached-uncached > marginTokens {
 			continue
 		}
 		if h := mix(request ^ c[i].Key); best < 0 || h > top {

@@ -233,6 +233,21 @@ func TestBest(t *testing.T) {
 	}
 }
 
+// TestTiesGoToTheCache: where prefill is so cheap that costs are equal, what is cached still decides.
+func TestTiesGoToTheCache(t *testing.T) {
+	p := Default()
+	c := []Candidate{
+		{Key: 1, Cost: 20.5, Ready: true, Uncached: 320},
+		{Key: 2, Cost: 20.9, Ready: true, Uncached: 32},
+		{Key: 3, Cost: 25, Ready: true, Uncached: 0}, // out of the margin
+	}
+	for request := range uint64(100) {
+		if i := p.Best(c, mix(request), Ready); i != 1 {
+			t.Fatalf("request %d: candidate %d, want the one with 32 tokens to compute", request, i)
+		}
+	}
+}
+
 func TestTiesAreSpread(t *testing.T) {
 	p := Default()
 	c := make([]Candidate, 4)
