@@ -59,6 +59,7 @@ func (m *Matrix) ClearBits(col int, bucket uint32, mask uint64) {
 
 // SetWord makes a bucket of a column exactly word. Bits that are right already are not touched.
 func (m *Matrix) SetWord(col int, bucket uint32, word uint64) {
+	m.check(col)
 	old := m.word(col, bucket)
 	m.SetBits(col, bucket, word&^old)
 	m.ClearBits(col, bucket, old&^word)
@@ -66,19 +67,24 @@ func (m *Matrix) SetWord(col int, bucket uint32, word uint64) {
 
 // Column appends a column's filter to dst, one word per bucket.
 func (m *Matrix) Column(col int, dst []uint64) []uint64 {
-	for b := range m.geometry.Buckets {
-		dst = append(dst, m.word(col, b))
+	return m.Words(col, 0, int(m.geometry.Buckets), dst)
+}
+
+// Words appends the buckets from..to-1 of a column to dst, one word each. A word costs as much as looking at 64 rows.
+func (m *Matrix) Words(col, from, to int, dst []uint64) []uint64 {
+	m.check(col)
+	for b := from; b < to; b++ {
+		dst = append(dst, m.word(col, uint32(b)))
 	}
 	return dst
 }
 
 // word gathers one bucket of a column.
 func (m *Matrix) word(col int, bucket uint32) (word uint64) {
-	m.check(col)
-	at := m.row(bucket, 0) + col/64
-	for bit := range bucketBits {
-		word |= atomic.LoadUint64(&m.rows[at]) >> (col % 64) & 1 << bit
-		at += m.wordsPerRow
+	rows, w := m.rows[m.row(bucket, 0):m.row(bucket+1, 0)], m.wordsPerRow
+	shift := col % 64
+	for at := len(rows) - w + col/64; at >= 0; at -= w {
+		word = word<<1 | atomic.LoadUint64(&rows[at])>>shift&1
 	}
 	return word
 }

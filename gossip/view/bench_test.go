@@ -69,3 +69,57 @@ func BenchmarkViewApply(b *testing.B) {
 		n++
 	}
 }
+
+// BenchmarkViewVerify is one tick of an idle agent with 40,000 blocks: its checksums are right and there is nothing else.
+func BenchmarkViewVerify(b *testing.B) {
+	g := bloom.GeometryFor(40_000, 8)
+	v := New(Config{Node: "g", Pool: testPool, SeedFingerprint: testSeed, CheckWordsPerSec: 1 << 40})
+	in := wire.Info{Pool: testPool, Address: "10.0.0.1:8000", Version: 1, SeedFingerprint: testSeed, BlockSize: 16, Ranks: []wire.RankInfo{{Epoch: 1, GPU: g}}}
+	if err := v.Apply(start, in.Append(nil, 1)); err != nil {
+		b.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	p := digest.New(digest.Config{Key: in.Key(0), Node: 1, Epoch: 1, GPU: g, BytesPerSec: 1 << 30})
+	now := start
+	apply := func() (packets [][]byte) {
+		now = now.Add(time.Second)
+		packets = p.Ticks(now)
+		for _, packet := range packets {
+			if err := v.Apply(now, packet); err != nil {
+				b.Fatal(err)
+			}
+		}
+		return packets
+	}
+	for range 400 { // as much at once as ticks carry
+		for range 100 {
+			p.Set(wire.TierGPU, blockhash.Hash(r.Uint64()))
+		}
+		apply()
+	}
+	var idle []*wire.Tick // the checksums of all segments
+	number := uint64(0)
+	for range wire.Segments(g) {
+		_, m, err := wire.Decode(apply()[0])
+		if err != nil {
+			b.Fatal(err)
+		}
+		idle = append(idle, m.(*wire.Tick))
+		number = idle[len(idle)-1].TickNo
+	}
+	var packet []byte
+	n := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		t := *idle[n%len(idle)]
+		n++
+		t.TickNo = number + uint64(n)
+		packet = t.Append(packet[:0], 1)
+		if err := v.Apply(now, packet); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if st := v.Stats(); st.Mismatches > 0 || st.Gaps > 0 {
+		b.Fatalf("%d mismatches, %d gaps", st.Mismatches, st.Gaps)
+	}
+}

@@ -368,21 +368,18 @@ func (v *View) verify(now time.Time, s *stream, t *wire.Tick) {
 		return
 	}
 	v.checks.refill(now)
-	var words [wire.Tiers][]uint64 // a column is read once for all of its checksums
+	var scratch [wire.SegmentWords]uint64
 	for _, crc := range t.CRCs {
+		if v.checks.tokens <= 0 {
+			return
+		}
 		c, i := &s.columns[crc.Tier], int(crc.Segment)
 		if c.table == nil || i >= len(c.floors) || c.wanted[i] || c.floors[i] > t.TickNo {
 			continue
 		}
-		if words[crc.Tier] == nil {
-			if v.checks.tokens <= 0 {
-				return
-			}
-			words[crc.Tier] = c.table.matrix.Column(c.index, make([]uint64, 0, c.shape.geometry.Buckets))
-			v.checks.tokens -= float64(c.shape.geometry.Buckets)
-		}
 		from, to := wire.SegmentSpan(c.shape.geometry, i)
-		if wire.Checksum(words[crc.Tier][from:to]) != crc.CRC {
+		v.checks.tokens -= float64(to - from)
+		if wire.Checksum(c.table.matrix.Words(c.index, from, to, scratch[:0])) != crc.CRC {
 			c.want(i)
 			s.ask(now)
 			v.count(func(st *Stats) { st.Mismatches++ })
