@@ -60,6 +60,7 @@ type endpoint struct {
 	gap      bool // the digest may have holes just now
 	waiting  int  // in the engine's queue
 	epoch    uint64
+	marked   uint64    // the epoch that the marks beside the digest belong to
 	observed time.Time // last tick given to the ledger
 	cleared  time.Time // CacheCleared; zero: not since the digest was renewed
 	stepped  time.Time // the first token of a request that was bound after cleared; zero: none yet

@@ -96,6 +96,33 @@ func TestLadder(t *testing.T) {
 	})
 }
 
+// TestNewEpochDropsMarksThoughInfoComesLate: while INFO is missing the digest has no place, and the marks beside it must
+// not outlive that.
+func TestNewEpochDropsMarksThoughInfoComesLate(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	ids := prompt(1, 2000)
+	d := f.pick(Request{ID: "a", TokenIDs: ids})
+	if d = f.pick(Request{ID: "b", TokenIDs: ids}); d.PredictedCachedTokens == 0 {
+		t.Fatal("nothing was marked")
+	}
+	var a *agent // of the endpoint with the marks
+	for i := range f.agents {
+		if id(i) == d.Endpoint.ID {
+			a = f.agents[i]
+		}
+	}
+	a.info.Version++
+	a.info.Ranks[0].Epoch = 2
+	a.pub.Restart(2)
+	f.tick()
+	f.pick(Request{ID: "between", TokenIDs: prompt(2, 100)})
+	f.sendInfo(a)
+	f.tick()
+	if d := f.pick(Request{ID: "c", TokenIDs: ids}); d.PredictedCachedTokens != 0 {
+		t.Errorf("%d tokens predicted on %s from marks of the old epoch", d.PredictedCachedTokens, d.Endpoint.ID)
+	}
+}
+
 func TestEngineRestartEmptiesTheDigest(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	ids := prompt(1, 2000)

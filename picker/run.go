@@ -127,10 +127,14 @@ func (p *Picker) freshen(now time.Time) {
 
 func (p *Picker) refresh(now time.Time, t *table, i int) {
 	e := t.endpoints[i]
-	epoch := e.epoch
 	e.refresh(now, t.clock(now), &t.slots[i], p.fleet, &p.params, &p.cfg)
-	if e.epoch != epoch && epoch != 0 {
-		p.marks.forget(t, i) // the engine has restarted with an empty cache
+	// A new epoch means an empty cache: of the engine after a restart or a reset, or of a digest that is being sent anew.
+	// Its digest may be unusable at first, for want of INFO; its marks are dropped when their place is known again.
+	if e.epoch != e.marked && t.slots[i].group >= 0 {
+		if e.marked != 0 {
+			p.marks.forget(t, i)
+		}
+		e.marked = e.epoch
 	}
 	if e.gap {
 		p.gaps.Store(true)
