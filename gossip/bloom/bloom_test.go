@@ -27,7 +27,12 @@ func TestGeometryFor(t *testing.T) {
 		bits   float64
 		want   uint32
 	}{
-		{"standard", 20000, 8, 2500},
+		{"on a step", 20480, 8, 2560},
+		{"between steps", 20000, 8, 2560},
+		{"one more than a step", 20481, 8, 2816},
+		{"an octave", 32768, 8, 4096},
+		{"so few that all are steps", 15 * 8, 8, 15},
+		{"the first that is none", 17 * 8, 8, 18},
 		{"rounded up", 9, 8, 2},
 		{"no blocks", 0, 8, 1},
 		{"negative", -5, 8, 1},
@@ -45,6 +50,21 @@ func TestGeometryFor(t *testing.T) {
 		if g.Bits() != int(c.want)*64 || g.Bytes() != int(c.want)*8 {
 			t.Errorf("%s: %d bits, %d bytes", c.name, g.Bits(), g.Bytes())
 		}
+	}
+}
+
+// TestGeometryForSteps: enough bits, at most an eighth more, and few shapes.
+func TestGeometryForSteps(t *testing.T) {
+	shapes := map[Geometry]bool{}
+	for blocks := 1024; blocks < 65536; blocks++ {
+		g := GeometryFor(blocks, 8)
+		if asked := 8 * blocks; g.Bits() < asked || float64(g.Bits()) > 1.125*float64(asked)+64 {
+			t.Fatalf("%d blocks: %d bits", blocks, g.Bits())
+		}
+		shapes[g] = true
+	}
+	if len(shapes) != 6*8+1 { // the last blocks need the first step of the next octave
+		t.Errorf("%d shapes in 6 octaves", len(shapes))
 	}
 }
 
@@ -90,9 +110,9 @@ func TestFPRateIsMeasured(t *testing.T) {
 		blocks   int
 		measured int
 	}{
-		{8, 0.033, 0.036, 20000, 1 << 20},
-		{12, 0.008, 0.013, 20000, 1 << 20},
-		{16, 0.003, 0.006, 20000, 1 << 20},
+		{8, 0.033, 0.036, 20480, 1 << 20},
+		{12, 0.008, 0.013, 20480, 1 << 20},
+		{16, 0.003, 0.006, 20480, 1 << 20},
 	} {
 		t.Run(fmt.Sprint(c.bits), func(t *testing.T) {
 			r, g := newRand(1), GeometryFor(c.blocks, c.bits)

@@ -40,13 +40,18 @@ type Geometry struct {
 	K       uint8  // bits that a block sets in its bucket, 1..MaxK; some may coincide
 }
 
-// GeometryFor returns the shape for a number of blocks at the given filter bits a block, held within the limits.
+// GeometryFor returns the shape for a number of blocks at the given filter bits a block, held within the limits. Never
+// fewer bits are used than asked for, but up to an eighth more: the number of buckets is rounded up to the next of the
+// eight steps that an octave has (16, 18, 20 ... 32, 36, 40 ... buckets; below 16 all). Engines of one fleet differ a
+// little in their block counts, and filters must have one shape to share a [Matrix].
 func GeometryFor(blocks int, bitsPerBlock float64) Geometry {
 	words := math.Ceil(float64(blocks) * bitsPerBlock / bucketBits)
 	if !(words >= 1) { // also NaN
 		words = 1
 	}
-	return Geometry{Buckets: uint32(min(words, MaxBuckets)), K: defaultK}
+	n := uint32(min(words, MaxBuckets))
+	step := uint32(1) << max(0, bits.Len32(n)-4)
+	return Geometry{Buckets: (n + step - 1) / step * step, K: defaultK}
 }
 
 // Validate says what is wrong with a shape that came from outside.

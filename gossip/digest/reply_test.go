@@ -59,8 +59,8 @@ func TestNackReplaysVerbatim(t *testing.T) {
 }
 
 func TestNack(t *testing.T) {
-	cfg := config(40_000)
-	cfg.All = bloom.GeometryFor(80_000, 8)
+	cfg := config(0)
+	cfg.GPU, cfg.All = bloom.Geometry{Buckets: 5000, K: 4}, bloom.Geometry{Buckets: 10_000, K: 4}
 	tests := []struct {
 		name     string
 		nack     wire.Nack
@@ -116,7 +116,8 @@ func TestHello(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := New(config(1000))
+			cfg := config(1000)
+			p := New(cfg)
 			now := start
 			for range tt.ticks {
 				p.Ticks(now)
@@ -124,7 +125,7 @@ func TestHello(t *testing.T) {
 			}
 			replies := p.Hello(now, tt.known)
 			if tt.replayed == 0 {
-				if words := segmentWords(t, replies, p.TickNo()); len(words) != 125 {
+				if words := segmentWords(t, replies, p.TickNo()); len(words) != int(cfg.GPU.Buckets) {
 					t.Errorf("%d words, want the whole digest", len(words))
 				}
 				return
