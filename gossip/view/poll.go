@@ -85,11 +85,12 @@ func (v *View) Poll(now time.Time) []Out {
 		if s.askAt.IsZero() || now.Before(s.askAt) || v.nacks.tokens < 1 {
 			continue
 		}
-		for _, n := range s.nacks() {
+		list := s.nacks()
+		for _, n := range list {
 			outs = append(outs, Out{Node: s.node, Packet: n.Append(nil, v.self)})
 		}
-		v.nacks.tokens--
-		v.count(func(st *Stats) { st.Nacks++ })
+		v.nacks.tokens -= float64(len(list))
+		v.count(func(st *Stats) { st.Nacks += uint64(len(list)) })
 		s.askAt = now.Add(v.backoff(nackBackoff, s.tries))
 		s.tries++
 	}
@@ -131,37 +132,54 @@ func (v *View) sayHello(now time.Time, n *node) []byte {
 	return h.Append(nil, v.self)
 }
 
-// nacks returns what to ask: the first missing ticks, and the wanted segments of
-// each tier, in as few messages as the format allows.
-func (s *stream) nacks() []wire.Nack {
-	var list []wire.Nack
-	frame := wire.Nack{Key: s.key, Epoch: s.epoch, WantInfo: s.wantInfo}
-	if s.newest > s.applied {
-		frame.From, frame.To = s.applied+1, s.newest
-		for _, k := range s.kept {
-			if k.TickNo > s.applied {
-				frame.To = k.TickNo - 1
-				break
-			}
+// span is ticks from..to.
+type span struct{ from, to uint64 }
+
+// gaps returns the missing ticks, the first maxAsked spans of them.
+func (s *stream) gaps() (spans []span) {
+	next := s.applied + 1
+	for _, k := range s.kept {
+		if k.TickNo > next && len(spans) < maxAsked {
+			spans = append(spans, span{next, k.TickNo - 1})
 		}
+		next = max(next, k.TickNo+1)
 	}
+	if next <= s.newest && len(spans) < maxAsked {
+		spans = append(spans, span{next, s.newest})
+	}
+	return spans
+}
+
+// nacks returns what to ask: missing ticks, and the wanted segments of each tier. A
+// message has room for one span of ticks and the segments of one tier.
+func (s *stream) nacks() []wire.Nack {
+	blank := wire.Nack{Key: s.key, Epoch: s.epoch}
+	list := []wire.Nack{blank}
+	list[0].WantInfo = s.wantInfo
+	message := func(i int) *wire.Nack {
+		if i == len(list) {
+			list = append(list, blank)
+		}
+		return &list[i]
+	}
+	for i, g := range s.gaps() {
+		n := message(i)
+		n.From, n.To = g.from, g.to
+	}
+	used := 0
 	for i := range s.columns {
 		c := &s.columns[i]
 		if c.missing == 0 {
 			continue
 		}
-		n := frame
+		n := message(used)
+		used++
 		n.Tier = wire.Tier(i)
 		for j, wanted := range c.wanted {
 			if wanted && len(n.Segments) < wire.MaxNackSegments {
 				n.Segments = append(n.Segments, uint16(j))
 			}
 		}
-		list = append(list, n)
-		frame = wire.Nack{Key: s.key, Epoch: s.epoch}
-	}
-	if len(list) == 0 {
-		list = append(list, frame)
 	}
 	return list
 }

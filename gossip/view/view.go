@@ -28,6 +28,7 @@ import (
 const (
 	maxMissing  = 32                     // ticks missing beyond which segments are fetched
 	maxKept     = 64                     // ticks kept per stream
+	maxAsked    = 8                      // spans of missing ticks asked for at once
 	maxGap      = time.Second            // a gap's age beyond which segments are fetched
 	nackBackoff = 250 * time.Millisecond // doubles with each unanswered NACK
 	maxBackoff  = 4 * time.Second

@@ -3,6 +3,7 @@ package view
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -136,6 +137,38 @@ func TestGapIsHeldThenAsked(t *testing.T) {
 	}
 	if nacks, _ := r.asked(900 * ms); len(nacks) != 0 {
 		t.Errorf("asked for a closed gap: %+v", nacks[0])
+	}
+}
+
+func TestAllGapsAreAskedAtOnce(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		came []uint64
+		want []span
+	}{
+		{"three gaps", []uint64{1, 3, 5, 6, 9}, []span{{2, 2}, {4, 4}, {7, 8}}},
+		{"the first tick", []uint64{3, 2}, []span{{1, 1}}},
+		{"more than fit", []uint64{2, 4, 6, 8, 10, 12, 14, 16, 18, 20},
+			[]span{{1, 1}, {3, 3}, {5, 5}, {7, 7}, {9, 9}, {11, 11}, {13, 13}, {15, 15}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, Config{})
+			r.apply(0, &oneInfo)
+			for _, no := range tt.came {
+				r.tick(0, no, nil, nil)
+			}
+			nacks, _ := r.asked(71 * ms)
+			var got []span
+			for _, n := range nacks {
+				got = append(got, span{n.From, n.To})
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("asked %v, want %v", got, tt.want)
+			}
+			if st := r.v.Stats(); st.Nacks != uint64(len(tt.want)) {
+				t.Errorf("%d NACKs counted", st.Nacks)
+			}
+		})
 	}
 }
 
