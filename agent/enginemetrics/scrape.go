@@ -15,7 +15,9 @@ type ScraperConfig struct {
 	Idle time.Duration
 	// MaxShare bounds the share of time that the engine is asked, and with it
 	// the engine's own cost: after a scrape of 10 ms the next one waits 190 ms
-	// at 0.05, the default.
+	// at 0.05, the default. It never makes a pause longer than Idle: an engine
+	// that answers after seconds was stalled, not at work on the answer, and
+	// its load must not stay unknown for minutes.
 	MaxShare float64
 }
 
@@ -87,7 +89,7 @@ func (s *Scraper) Run(ctx context.Context, handle func(Scrape)) error {
 			return context.Cause(ctx)
 		}
 		last = out.At
-		rest = time.Duration(float64(out.Took) * (1/s.cfg.MaxShare - 1))
+		rest = min(time.Duration(float64(out.Took)*(1/s.cfg.MaxShare-1)), s.cfg.Idle)
 		idle = out.Err != nil || !out.Sample.Busy()
 		pause := s.cfg.Busy
 		if idle {

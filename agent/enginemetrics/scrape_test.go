@@ -143,6 +143,7 @@ func TestScraperIntervals(t *testing.T) {
 		{"busy", 1, time.Millisecond, false, false, 30},
 		{"idle but woken after half a second", 0, time.Millisecond, true, false, 4},
 		{"busy and slow to answer", 1, 20 * time.Millisecond, false, false, 8},
+		{"stalled", 1, 900 * time.Millisecond, false, false, 2},
 		{"broken", 0, time.Millisecond, false, true, 3},
 	}
 	for _, tt := range tests {
