@@ -15,27 +15,42 @@ const (
 )
 
 // Best returns the position of the best candidate in c, or -1 if the set is empty. Stale candidates count only where
-// no other can be used. Among those that are as good as the best within the margin the least prompt to compute decides,
-// since reuse costs nothing where prefill is cheap; then the rendezvous hash of request and endpoint: gateways that see
-// the same costs at the same time don't all run to the same endpoint.
+// no other can be used.
+//
+// Prices are made from learned speeds and are no better than these. So among those that are within ReuseShare of the
+// cheapest the least prompt to compute decides; then the price; then, for those as good as the best within the margin,
+// the rendezvous hash of request and endpoint: gateways that see the same prices at the same time don't all run to the
+// same endpoint.
 func (p *Params) Best(c []Candidate, request uint64, set Set) int {
-	stale := !anyFresh(c)
-	least := math.Inf(1)
+	least, stale := cheapest(c, set)
+	near := least + max(p.MarginMs, p.ReuseShare*least)
+	uncached := math.MaxInt
+	first, last, n := 0, -1, 0 // of those near the cheapest
 	for i := range c {
-		if c[i].in(set, stale) {
+		if c[i].Wait+c[i].Cost <= near && c[i].in(set, stale) {
+			uncached = min(uncached, c[i].Uncached)
+			if last = i; n == 0 {
+				first = i
+			}
+			n++
+		}
+	}
+	if n <= 1 {
+		return last
+	}
+	reuses := func(x *Candidate) bool {
+		return x.Wait+x.Cost <= near && x.in(set, stale) && x.Uncached-uncached <= marginTokens
+	}
+	least = math.Inf(1)
+	for i := first; i <= last; i++ {
+		if reuses(&c[i]) {
 			least = min(least, c[i].Wait+c[i].Cost)
 		}
 	}
 	limit := least + max(p.MarginMs, p.MarginShare*least)
-	uncached := math.MaxInt
-	for i := range c {
-		if c[i].in(set, stale) && c[i].Wait+c[i].Cost <= limit {
-			uncached = min(uncached, c[i].Uncached)
-		}
-	}
 	best, top := -1, uint64(0)
-	for i := range c {
-		if !c[i].in(set, stale) || c[i].Wait+c[i].Cost > limit || c[i].Uncached-uncached > marginTokens {
+	for i := first; i <= last; i++ {
+		if !reuses(&c[i]) || c[i].Wait+c[i].Cost > limit {
 			continue
 		}
 		if h := mix(request ^ c[i].Key); best < 0 || h > top {
@@ -43,6 +58,28 @@ func (p *Params) Best(c []Candidate, request uint64, set Set) int {
 		}
 	}
 	return best
+}
+
+// cheapest returns the least wait + cost of a set, +Inf if it is empty, and whether stale candidates are in it.
+func cheapest(c []Candidate, set Set) (least float64, stale bool) {
+	least, stale = math.Inf(1), true
+	ofStale := least
+	for i := range c {
+		switch x := &c[i]; {
+		case x.Full:
+		case !x.Stale:
+			stale = false
+			if total := x.Wait + x.Cost; total < least && (x.Ready || set == Any) {
+				least = total
+			}
+		case x.Ready || set == Any:
+			ofStale = min(ofStale, x.Wait+x.Cost)
+		}
+	}
+	if stale {
+		least = ofStale
+	}
+	return least, stale
 }
 
 // Alternative returns the least wait + cost of the candidates that are not ready, +Inf if there is none.

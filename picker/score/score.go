@@ -47,6 +47,7 @@ type Params struct {
 	FreeShare    float64 // share of the KV blocks kept free for what already decodes
 	MarginMs     float64 // costs this close count as equal,
 	MarginShare  float64 // or this close relative to the best
+	ReuseShare   float64 // by how much a price may be wrong: this close to the best the cache decides
 }
 
 // Default returns weights for engines at real speed.
@@ -64,6 +65,7 @@ func Default() Params {
 		FreeShare:    0.03,
 		MarginMs:     1,
 		MarginShare:  0.01,
+		ReuseShare:   0.15,
 	}
 }
 
@@ -98,7 +100,8 @@ func (r *Request) cut(blockSize int) {
 	r.needed = (r.PromptTokens + r.OutputTokens + blockSize - 1) / blockSize
 }
 
-// Endpoint holds the facts of one endpoint for one request. Times are milliseconds.
+// Endpoint holds the facts of one endpoint for one request. Times are milliseconds. What Price reads in the common case
+// stands together: it goes over the endpoints of a whole pool.
 type Endpoint struct {
 	Key       uint64 // identity for breaking ties, the same on every gateway
 	BlockSize int    // tokens, positive
@@ -107,33 +110,36 @@ type Endpoint struct {
 	MatchedAll int     // leading prompt blocks over all tiers; below Matched it means Matched
 	Trust      float64 // share of the match that is believed, 0 to 1
 
-	Prefill  Model
-	Slowdown float64 // of the GPU: 1 none, 0.5 half speed; 0 unknown
+	Queue         float64 // own prefills bound here and not over
+	Outstanding   int     // own requests bound here and not ended
+	PendingBlocks int     // KV blocks of own requests that the engine's figures may not show yet
+	Waiting       int     // requests in the engine's queue that this gateway did not bind
+	Full          bool    // own requests wait here up to the limit
 
-	HasLoad        bool // the engine's own figures below are known
+	Stale   bool // ranks behind every endpoint that is not
+	HasLoad bool // the engine's own figures are known: those from Running on
+
+	prepared bool
+	sized    bool    // HasLoad, and the number of blocks is known
+	prefill  Model   // Prefill at the GPU's present speed
+	block    float64 // displacement per evicted block
+	slower   float64 // interference per token of the answer
+	room     int     // KV blocks that can be had, but for PendingBlocks
+	most     int     // KV blocks that can be had of an empty engine
+
 	Running        int
-	Waiting        int // requests in the engine's queue that this gateway did not bind
-	Blocks         int // KV blocks in all
-	Free           int // holding nothing
+	Free           int // KV blocks that hold nothing
 	Cached         int // evictable, holding a prefix
+	Blocks         int // in all
 	VictimIdle     float64
 	DecodeStep     float64
 	DecodePerToken float64 // per resident token
 
-	Outstanding   int     // own requests bound here and not ended
-	Queue         float64 // own prefills bound here and not over
-	PendingBlocks int     // KV blocks of own requests that the figures above may not show yet
-	Full          bool    // own requests wait here up to the limit
-	Stale         bool    // ranks behind every endpoint that is not
+	Prefill  Model
+	Slowdown float64 // of the GPU: 1 none, 0.5 half speed; 0 unknown
 
 	MeanPrefill float64 // of a request, for those in Waiting
 	MeanOutput  float64 // tokens of an answer
-
-	prepared bool
-	block    float64 // displacement per evicted block
-	slower   float64 // interference per token of the answer
-	slowness float64 // of the GPU: 1 none, 2 half speed
-	reserve  int     // KV blocks kept free
 }
 
 // Terms are the parts of a price, milliseconds each.
@@ -153,27 +159,30 @@ func (t *Terms) Cost() float64 {
 
 // Candidate is one endpoint's answer for one request.
 type Candidate struct {
-	Index    int    // the caller's number of the endpoint
-	Key      uint64 // as in Endpoint
-	Uncached int    // prompt tokens to compute, as far as the match is believed
-	Terms    Terms
+	Index    int     // the caller's number of the endpoint
+	Key      uint64  // as in Endpoint
 	Cost     float64 // sum of Terms
 	Wait     float64 // ms until the prefill could start
+	Uncached int     // prompt tokens to compute, as far as the match is believed
 	Ready    bool    // it can start now
 	Full     bool    // nothing more may be bound here
 	Stale    bool
+	Terms    Terms
 }
 
-// Prepare computes what does not depend on the request: all but Matched, MatchedAll, Trust, and the fields from Outstanding
-// on, may not change between Prepare and Price. Price does it by itself where it was not done.
+// Prepare computes what does not depend on the request: all but the fields from Matched to Full may not change between
+// Prepare and Price. Price does it by itself where it was not done.
 func (p *Params) Prepare(e *Endpoint) {
-	e.slowness = 1
+	slowness := 1.0
 	if e.Slowdown > 0 {
-		e.slowness = 1 / e.Slowdown
+		slowness = 1 / e.Slowdown
 	}
-	e.reserve = int(p.FreeShare * float64(e.Blocks))
+	e.prefill = Model{Overhead: e.Prefill.Overhead * slowness, PerToken: e.Prefill.PerToken * slowness, Quadratic: e.Prefill.Quadratic * slowness}
+	e.sized = e.HasLoad && e.Blocks != 0
+	e.most = e.Blocks - int(p.FreeShare*float64(e.Blocks))
+	e.room = e.Free + e.Cached - (e.Blocks - e.most)
 	// The work of computing a block again, discounted by how long the victims have idled.
-	e.block = math.Exp(-e.VictimIdle/p.VictimTau) * e.Prefill.PerToken * float64(e.BlockSize) * e.slowness
+	e.block = math.Exp(-e.VictimIdle/p.VictimTau) * e.prefill.PerToken * float64(e.BlockSize)
 	// What the request's own decode loses to the tokens that already sit there.
 	resident := max(0, e.Blocks-e.Free-e.Cached) * e.BlockSize
 	e.slower = p.Interference * e.DecodePerToken * float64(resident)
@@ -188,28 +197,34 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	if r.blockSize != e.BlockSize {
 		r.cut(e.BlockSize)
 	}
-	c.Index, c.Key, c.Full, c.Stale = index, e.Key, e.Full, e.Stale
 	cached, loaded := p.cachedTokens(r, e)
-	c.Uncached = r.PromptTokens - cached
-
-	own := e.Prefill.Time(c.Uncached, cached) * e.slowness
+	uncached := r.PromptTokens - cached
 	need := r.needed - min(e.Matched, r.readable)
-	c.Terms = Terms{
-		Prefill:      own,
-		Spread:       p.Spread * own,
-		Displacement: displacement(e, need),
-		LowerTier:    p.LowerTier * float64(loaded),
-		Interference: e.slower * float64(r.OutputTokens),
-		Load:         p.PerRunning * float64(max(e.Outstanding, e.Running)),
-	}
-	c.Cost = c.Terms.Cost()
 
-	c.Wait = max(0, e.Queue) + float64(e.Waiting)*e.MeanPrefill
-	fits := e.fits(need)
-	if !fits {
-		c.Wait += p.memoryWait(e, need)
+	wait := max(0, e.Queue)
+	if e.Waiting > 0 {
+		wait += float64(e.Waiting) * e.MeanPrefill
 	}
+	fits, displacement := true, 0.0
+	if e.sized {
+		// The work of computing again what the new blocks push out.
+		displacement = e.block * float64(max(0, min(need, need+e.PendingBlocks-e.Free)))
+		if fits = e.fits(need); !fits {
+			wait += p.memoryWait(e, need)
+		}
+	}
+	// Field by field: a literal would be made elsewhere and copied, which takes as long as all else.
+	t := &c.Terms
+	t.Prefill = e.prefill.Time(uncached, cached)
+	t.Spread = p.Spread * t.Prefill
+	t.Displacement = displacement
+	t.LowerTier = p.LowerTier * float64(loaded)
+	t.Interference = e.slower * float64(r.OutputTokens)
+	t.Load = p.PerRunning * float64(max(e.Outstanding, e.Running))
+	c.Index, c.Key, c.Uncached = index, e.Key, uncached
+	c.Cost, c.Wait = t.Cost(), wait
 	c.Ready = fits && !e.Full && e.Waiting == 0 && e.Queue <= p.ReadyWithin
+	c.Full, c.Stale = e.Full, e.Stale
 }
 
 // PromptBlocks returns how many blocks of an n-token prompt can be read from the cache: the last token is always computed.
@@ -229,21 +244,10 @@ func (p *Params) cachedTokens(r *Request, e *Endpoint) (cached, loaded int) {
 	return cached, cached - gpu
 }
 
-// displacement is the work of computing again what need new blocks push out.
-func displacement(e *Endpoint, need int) float64 {
-	if !e.HasLoad || e.Blocks == 0 {
-		return 0
-	}
-	return e.block * float64(max(0, min(need, need+e.PendingBlocks-e.Free)))
-}
-
-// room returns the KV blocks that can be had.
-func (e *Endpoint) room() int { return e.Free + e.Cached - e.PendingBlocks - e.reserve }
-
 // fits reports whether need new blocks fit. An endpoint that works on nothing takes anything, and what would never fit is
 // the engine's to refuse.
 func (e *Endpoint) fits(need int) bool {
-	return !e.HasLoad || e.Blocks == 0 || e.Running == 0 && e.Outstanding == 0 || need <= e.room() || need > e.Blocks-e.reserve
+	return need <= e.room-e.PendingBlocks || e.Running == 0 && e.Outstanding == 0 || need > e.most
 }
 
 // memoryWait is how long until need blocks may fit: as many of the running requests must end as hold what is missing.
@@ -252,6 +256,6 @@ func (p *Params) memoryWait(e *Endpoint, need int) float64 {
 	if e.Running == 0 || used <= 0 || e.DecodeStep <= 0 || e.MeanOutput <= 0 {
 		return p.MemoryWait
 	}
-	ends := math.Ceil(float64(need-e.room()) * float64(e.Running) / float64(used))
+	ends := math.Ceil(float64(need-e.room+e.PendingBlocks) * float64(e.Running) / float64(used))
 	return min(p.MemoryMax, ends*e.MeanOutput*e.DecodeStep/float64(e.Running))
 }

@@ -233,18 +233,35 @@ func TestBest(t *testing.T) {
 	}
 }
 
-// TestTiesGoToTheCache: where prefill is so cheap that costs are equal, what is cached still decides.
-func TestTiesGoToTheCache(t *testing.T) {
+// TestNearlyEqualPricesGoToTheCache: learned speeds are noisy; where prices differ by less than that, what is cached decides.
+func TestNearlyEqualPricesGoToTheCache(t *testing.T) {
 	p := Default()
-	c := []Candidate{
-		{Key: 1, Cost: 20.5, Ready: true, Uncached: 320},
-		{Key: 2, Cost: 20.9, Ready: true, Uncached: 32},
-		{Key: 3, Cost: 25, Ready: true, Uncached: 0}, // out of the margin
+	tests := []struct {
+		name string
+		c    []Candidate
+		want int
+	}{
+		{"prefill so cheap that prices are equal", []Candidate{
+			{Key: 1, Cost: 20.5, Ready: true, Uncached: 320}, {Key: 2, Cost: 20.9, Ready: true, Uncached: 32},
+		}, 1},
+		{"a tenth dearer by a noisy speed", []Candidate{
+			{Key: 1, Cost: 38.8, Ready: true, Uncached: 320}, {Key: 2, Cost: 42.9, Ready: true, Uncached: 32},
+		}, 1},
+		{"a third dearer: too busy to be worth it", []Candidate{
+			{Key: 1, Cost: 300, Ready: true, Uncached: 3200}, {Key: 2, Cost: 400, Ready: true, Uncached: 32},
+		}, 0},
+		{"of two with the cache the cheaper one", []Candidate{
+			{Key: 1, Cost: 100, Ready: true, Uncached: 320}, {Key: 2, Cost: 110, Ready: true, Uncached: 32}, {Key: 3, Cost: 102, Ready: true, Uncached: 40},
+		}, 2},
 	}
-	for request := range uint64(100) {
-		if i := p.Best(c, mix(request), Ready); i != 1 {
-			t.Fatalf("request %d: candidate %d, want the one with 32 tokens to compute", request, i)
-		}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for request := range uint64(20) {
+				if i := p.Best(tt.c, mix(request), Ready); i != tt.want {
+					t.Fatalf("request %d: candidate %d, want %d", request, i, tt.want)
+				}
+			}
+		})
 	}
 }
 
