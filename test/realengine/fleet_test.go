@@ -280,6 +280,7 @@ type answer struct {
 	predicted, cached int
 	prompt            int
 	text              string
+	id                string // of the request
 }
 
 // ask sends a request through the gateway, waits until its blocks have been reported, and checks that the prediction was right.
@@ -295,7 +296,7 @@ func (f *fleet) ask(t *testing.T, path string, body map[string]any) answer {
 	if err != nil {
 		t.Fatalf("no prediction in the answer's headers: %v", h)
 	}
-	a := answer{endpoint: h.Get("X-Grapevine-Endpoint"), predicted: predicted}
+	a := answer{endpoint: h.Get("X-Grapevine-Endpoint"), predicted: predicted, id: h.Get("X-Request-Id")}
 	usage, _ := got["usage"].(map[string]any)
 	prompt, _ := usage["prompt_tokens"].(float64)
 	a.prompt = int(prompt)
@@ -320,6 +321,18 @@ func (f *fleet) ask(t *testing.T, path string, body map[string]any) answer {
 	}
 	time.Sleep(settle)
 	return a
+}
+
+// returned checks that a request went where earlier ones left their blocks; else the receipt says why not.
+func (f *fleet) returned(t *testing.T, a answer, home string) {
+	t.Helper()
+	if a.endpoint == home {
+		return
+	}
+	var receipt any
+	_ = f.get(f.admin+"/receipts/"+a.id, &receipt) // for the message only
+	why, _ := json.Marshal(receipt)
+	t.Errorf("went to %s, its blocks are on %s: %s", a.endpoint, home, why)
 }
 
 // settle is the pause between dependent requests: a block that the engine stored is visible
