@@ -155,6 +155,7 @@ func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason strin
 		promised:  predicted(q, digest, s.blockSize),
 	}
 	e.ledger.Bind(now, &f.Flight)
+	p.book(now, e)
 	p.watch(t, i, f, chain, digest)
 	p.mark(now, q, i, chain)
 	p.meanPrefill += meanRate * (c.Terms.Prefill - p.meanPrefill)
@@ -197,6 +198,7 @@ func (p *Picker) arrived(now time.Time, t *table, i int) {
 	e.watched = slices.DeleteFunc(e.watched, func(f *flight) bool {
 		if f.ended || m.Has(s.column, f.last) && (f.before == 0 || m.Has(s.column, f.before)) {
 			e.ledger.Over(now, &f.Flight)
+			p.book(now, e)
 			return true
 		}
 		return false
@@ -247,6 +249,7 @@ func (p *Picker) FirstToken(d Decision) {
 		return
 	}
 	f.endpoint.ledger.Over(now, &f.Flight)
+	p.book(now, f.endpoint)
 	p.unwatch(f)
 	f.endpoint.host.answered()
 	f.stepped(now)
@@ -280,6 +283,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 	f.ended = true
 	e := f.endpoint
 	e.ledger.End(now, &f.Flight)
+	p.book(now, e)
 	p.unwatch(f)
 	switch {
 	case o.Connected:
@@ -287,6 +291,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 		f.stepped(now)
 	case o.Err != nil && !o.Cancelled:
 		e.host.failed(now, &p.cfg.Failure)
+		p.trouble = true
 		p.log.Warn("endpoint could not be reached", keyEndpoint, e.public.ID, keyError, o.Err, keyFailures, e.host.failures)
 	}
 	if o.OutputTokens > 0 {
@@ -294,6 +299,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 	}
 	if o.CachedTokens >= 0 && o.Connected && o.Err == nil && o.PromptTokens > 0 {
 		e.checked(f.predicted, f.promised, o.CachedTokens)
+		e.lane.trust = e.trust()
 		p.metrics.checked(&d, o.CachedTokens)
 	}
 	p.receipts.finish(d.RequestID, now.Sub(f.bound), o)

@@ -2,7 +2,6 @@ package picker
 
 import (
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/gossip/wire"
@@ -49,11 +48,10 @@ type endpoint struct {
 	hash   uint64   // for rendezvous; never changes
 	bare   int      // column in the speculation of endpoints without a digest; never changes
 
-	dirty    atomic.Bool // a tick has come; set by the view's writer
 	ledger   hold.Ledger
-	watched  []*flight      // whose end of prefill the digest will show
-	facts    score.Endpoint // without what depends on the request
-	stale    bool           // there is an agent, but silent
+	watched  []*flight // whose end of prefill the digest will show
+	lane     *lane     // in the newest table that has the endpoint
+	stale    bool      // there is an agent, but silent
 	suspect  bool
 	age      time.Duration // of the last tick; negative: no agent
 	hasLoad  bool
@@ -144,22 +142,23 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, para
 			e.observed = l.LastTick
 			e.ledger.Observed(l.LastTick.Add(-metricsLag))
 		}
-		e.facts = factsOf(&l, fleet)
+		e.lane.facts = factsOf(&l, fleet)
 	} else {
-		e.facts = score.Endpoint{Prefill: fleet.prefill}
+		e.lane.facts = score.Endpoint{Prefill: fleet.prefill}
 	}
 	if v != e.verdict {
 		e.verdict, e.since = v, now
 	}
-	e.facts.Key = e.hash
-	e.facts.BlockSize = s.blockSize
-	e.facts.HasLoad = e.hasLoad
-	e.facts.Stale = e.stale
+	f := &e.lane.facts
+	f.Key = e.hash
+	f.BlockSize = s.blockSize
+	f.HasLoad = e.hasLoad
+	f.Stale = e.stale
 	if !e.hasLoad {
-		e.facts.Running, e.facts.Waiting, e.facts.Blocks, e.facts.Free, e.facts.Cached = 0, 0, 0, 0, 0
+		f.Running, f.Waiting, f.Blocks, f.Free, f.Cached = 0, 0, 0, 0, 0
 	}
-	e.waiting = e.facts.Waiting
-	params.Prepare(&e.facts)
+	e.waiting = f.Waiting
+	params.Prepare(f)
 }
 
 // metricsLag is how old an engine's figures may be when the agent's tick carries them.

@@ -52,6 +52,7 @@ type Picker struct {
 	draining    bool
 	turn        uint64 // of the round robin
 	ignored     int    // verdicts beyond what gossip may exclude
+	trouble     bool   // some endpoint may be excluded or out
 	refreshed   time.Time
 	fleet       fleetSpeed
 	meanPrefill float64
@@ -252,6 +253,7 @@ func (p *Picker) CacheCleared(address string) {
 	for i, e := range t.endpoints {
 		if e.host.address == address {
 			e.cleared, e.stepped = now, time.Time{}
+			t.judge(i)
 			p.bare.Store(true)
 			p.marks.forget(t, i)
 		}

@@ -21,7 +21,7 @@ const (
 func (p *Picker) class(now time.Time, q *query, i int) int {
 	e := q.table.endpoints[i]
 	switch {
-	case q.serves != nil && !q.serves[i], q.avoid != nil && q.avoid[i]:
+	case !q.may(i):
 		return classNever
 	case !e.host.usable(now, p.cfg.Probe != nil):
 		return classOut
@@ -29,6 +29,11 @@ func (p *Picker) class(now time.Time, q *query, i int) int {
 		return classExcluded
 	}
 	return classGood
+}
+
+// may reports whether endpoint i serves the model and has not failed this very request.
+func (q *query) may(i int) bool {
+	return (q.serves == nil || q.serves[i]) && (q.avoid == nil || !q.avoid[i])
 }
 
 // bestClass returns the class to choose from.
@@ -45,53 +50,43 @@ func (p *Picker) bestClass(now time.Time, q *query) int {
 // price returns what each endpoint costs q, nothing if no endpoint may be used. The list is p.candidates, until the next
 // call. Caller holds p.mu.
 func (p *Picker) price(now time.Time, q *query) []score.Candidate {
-	n := len(q.table.endpoints)
-	p.candidates = slices.Grow(p.candidates[:0], n)[:n]
-	class := p.bestClass(now, q)
-	if class == classNever {
-		p.candidates = p.candidates[:0]
-		return nil
+	lanes := q.table.lanes
+	p.candidates = slices.Grow(p.candidates[:0], len(lanes))[:len(lanes)]
+	class := classGood
+	if p.trouble {
+		class = p.bestClass(now, q)
 	}
 	r := score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req)}
 	used := 0
-	for i, e := range q.table.endpoints {
-		if p.class(now, q, i) == class {
-			p.prepare(now, q, i, &e.facts)
-			p.params.Price(&p.candidates[used], &r, &e.facts, i)
-			used++
+	for i := range lanes {
+		if !q.may(i) || p.trouble && p.class(now, q, i) != class {
+			continue
 		}
+		l := &lanes[i]
+		f := &l.facts
+		switch {
+		case q.req.NoCacheRead:
+			f.Matched, f.MatchedAll, f.Trust = 0, 0, 1
+		case l.digest:
+			f.Matched, f.MatchedAll, f.Trust = int(q.both[i]), int(q.all[i]), l.trust
+		default:
+			f.Matched, f.MatchedAll, f.Trust = int(q.marked[i]), 0, 1
+		}
+		if !l.nextEnd.IsZero() {
+			if !now.Before(l.nextEnd) {
+				p.book(now, q.table.endpoints[i])
+			}
+			f.Queue = ms(max(0, l.idle.Sub(now)))
+		}
+		p.params.Price(&p.candidates[used], &r, f, i)
+		used++
 	}
 	p.candidates = p.candidates[:used]
 	return p.candidates
 }
 
-// prepare adds to an endpoint's facts what depends on the request and on what is in flight.
-func (p *Picker) prepare(now time.Time, q *query, i int, f *score.Endpoint) {
-	e := q.table.endpoints[i]
-	f.Matched, f.MatchedAll, f.Trust = 0, 0, 1
-	switch {
-	case q.req.NoCacheRead:
-	case p.hasDigest(q.table, i):
-		f.Matched, f.MatchedAll, f.Trust = int(q.both[i]), int(q.all[i]), e.trust()
-	default:
-		f.Matched = int(q.marked[i])
-	}
-	f.Queue = ms(e.ledger.Queue(now))
-	f.Outstanding = e.ledger.Outstanding()
-	f.Full = e.ledger.Prefills() >= p.cfg.Hold.MaxBound
-	unseen := 0
-	unseen, f.PendingBlocks = e.ledger.Unseen()
-	if e.hasLoad {
-		f.Waiting = max(0, e.waiting-unseen)
-	}
-	f.MeanPrefill, f.MeanOutput = p.meanPrefill, p.meanOutput
-}
-
 // hasDigest reports whether an endpoint's digest can be used now.
-func (p *Picker) hasDigest(t *table, i int) bool {
-	e := t.endpoints[i]
-	return t.slots[i].group >= 0 && !e.stale && e.cleared.IsZero()
-}
+func (p *Picker) hasDigest(t *table, i int) bool { return t.lanes[i].digest }
 
 // rung says what endpoint i was priced by.
 func (p *Picker) rung(q *query, i int) Rung {
@@ -163,7 +158,7 @@ func (p *Picker) choose(q *query, c []score.Candidate, policy *shares) (int, str
 func (p *Picker) leastLoaded(q *query, c []score.Candidate) int {
 	return p.lowest(q, c, func(i int) float64 {
 		e := q.table.endpoints[c[i].Index]
-		return float64(max(e.ledger.Outstanding(), e.facts.Running+e.waiting))
+		return float64(max(e.ledger.Outstanding(), e.lane.facts.Running+e.waiting))
 	})
 }
 
@@ -205,6 +200,7 @@ func (p *Picker) heedVerdicts(t *table) {
 	p.accused = accused
 	slices.SortStableFunc(accused, func(a, b *endpoint) int { return a.since.Compare(b.since) })
 	ignored := max(0, len(accused)-limit)
+	p.trouble = len(accused) > ignored || slices.ContainsFunc(t.endpoints, func(e *endpoint) bool { return e.host.out })
 	for _, e := range accused[:len(accused)-ignored] {
 		e.excluded = true
 	}

@@ -2,6 +2,7 @@ package picker
 
 import (
 	"context"
+	"math/bits"
 	"sync"
 	"time"
 
@@ -97,8 +98,8 @@ func (p *Picker) loop(ctx context.Context) {
 // changed marks the endpoint of a stream that has ticked. It is called by the view's writer.
 func (p *Picker) changed(key wire.Key) {
 	if t := p.table.Load(); t != nil {
-		if e := t.byKey[key]; e != nil {
-			e.dirty.Store(true)
+		if i, ok := t.byKey[key]; ok {
+			t.dirty[i/64].Or(1 << (i % 64))
 		}
 	}
 	p.wakeUp()
@@ -118,9 +119,12 @@ func (p *Picker) freshen(now time.Time) {
 		p.rebuild(now, snap)
 		return
 	}
-	for i, e := range t.endpoints {
-		if e.dirty.Load() && e.dirty.Swap(false) {
-			p.refresh(now, t, i)
+	for w := range t.dirty {
+		if t.dirty[w].Load() == 0 {
+			continue
+		}
+		for ticked := t.dirty[w].Swap(0); ticked != 0; ticked &= ticked - 1 {
+			p.refresh(now, t, 64*w+bits.TrailingZeros64(ticked))
 		}
 	}
 }
@@ -128,6 +132,9 @@ func (p *Picker) freshen(now time.Time) {
 func (p *Picker) refresh(now time.Time, t *table, i int) {
 	e := t.endpoints[i]
 	e.refresh(now, t.clock(now), &t.slots[i], p.fleet, &p.params, &p.cfg)
+	e.lane.facts.MeanPrefill, e.lane.facts.MeanOutput = p.meanPrefill, p.meanOutput
+	p.book(now, e)
+	t.judge(i)
 	// A new epoch means an empty cache: of the engine after a restart or a reset, or of a digest that is being sent anew.
 	// Its digest may be unusable at first, for want of INFO; its marks are dropped when their place is known again.
 	if e.epoch != e.marked && t.slots[i].group >= 0 {
@@ -148,8 +155,10 @@ func (p *Picker) refreshAll(now time.Time) {
 	t := p.table.Load()
 	bare, gaps := false, false
 	p.fleetPrefill(t)
+	for w := range t.dirty {
+		t.dirty[w].Store(0)
+	}
 	for i, e := range t.endpoints {
-		e.dirty.Store(false)
 		p.refresh(now, t, i)
 		bare = bare || !p.hasDigest(t, i)
 		gaps = gaps || e.gap
@@ -226,6 +235,7 @@ func (p *Picker) probe(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
 			h.probing = false
 			if err != nil {
 				h.failed(now, &p.cfg.Failure)
+				p.trouble = true
 				return
 			}
 			h.answered()

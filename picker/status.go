@@ -100,7 +100,7 @@ func (p *Picker) Status() Status {
 }
 
 func (p *Picker) endpointStatus(now time.Time, t *table, i int) EndpointStatus {
-	e, s, f := t.endpoints[i], &t.slots[i], &t.endpoints[i].facts
+	e, s, f := t.endpoints[i], &t.slots[i], &t.lanes[i].facts
 	out := EndpointStatus{
 		Endpoint: e.public, Rung: p.bestRung(t, i), Problem: s.problem, Verdict: string(e.verdict), Excluded: e.excluded,
 		Out: !e.host.usable(now, p.cfg.Probe != nil), Stale: e.stale, DigestAgeMs: -1, Models: slices.Clone(e.host.models),
@@ -150,7 +150,7 @@ func (p *Picker) held(now time.Time) HeldStatus {
 	w := p.queue.Waiting()
 	busy := 0
 	for _, e := range p.table.Load().endpoints {
-		if e.ledger.Outstanding() > 0 || e.facts.Running > 0 {
+		if e.ledger.Outstanding() > 0 || e.lane.facts.Running > 0 {
 			busy++
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/gossip/bloom"
@@ -12,18 +13,20 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/match"
 )
 
-// table is everything about the pool that changes only when endpoints, models or digests come and go. It is immutable
-// once published; readers need no lock.
+// table is everything about the pool that changes only when endpoints, models or digests come and go. But for lanes and
+// dirty it is immutable once published; readers need no lock.
 type table struct {
 	endpoints []*endpoint
-	slots     []slot // one per endpoint
+	slots     []slot          // one per endpoint
+	lanes     []lane          // one per endpoint; guarded by Picker.mu
+	dirty     []atomic.Uint64 // one bit per endpoint: a tick has come; set by the view's writer
 	groups    []group
 	tiers     []tier
 	bare      []bareGroup
 	bareMarks *match.Speculation // columns: endpoint.bare
 	blank     *bloom.Matrix      // no bits: matched together with bareMarks it gives the marks alone
-	byKey     map[wire.Key]*endpoint
-	sizes     []int // distinct block sizes; queries have one chain for each
+	byKey     map[wire.Key]int   // index of the endpoint
+	sizes     []int              // distinct block sizes; queries have one chain for each
 
 	models     map[string][]bool // by model: which endpoints serve it; endpoints with unknown models serve all
 	unknown    []bool            // models not known
@@ -96,7 +99,7 @@ type stream struct {
 
 // rebuild publishes a new table from the pool and the view. Caller holds p.mu.
 func (p *Picker) rebuild(now time.Time, snap *view.Snapshot) {
-	t := &table{models: map[string][]bool{}, byKey: map[wire.Key]*endpoint{}, snapshot: snap}
+	t := &table{models: map[string][]bool{}, byKey: map[wire.Key]int{}, snapshot: snap}
 	for _, s := range p.streams(snap) {
 		p.addSlot(t, s)
 	}
@@ -112,6 +115,10 @@ func (p *Picker) rebuild(now time.Time, snap *view.Snapshot) {
 	}
 	p.marks.keep(t)
 	t.finish()
+	t.lanes, t.dirty = make([]lane, len(t.endpoints)), make([]atomic.Uint64, (len(t.endpoints)+63)/64)
+	for i, e := range t.endpoints {
+		e.lane = &t.lanes[i]
+	}
 	p.table.Store(t)
 	p.refreshAll(now)
 }
@@ -214,7 +221,7 @@ func (p *Picker) addSlot(t *table, st stream) {
 		t.reporting++
 		s.info = v.Info
 		s.live = v.Live
-		t.byKey[v.Key] = e
+		t.byKey[v.Key] = index
 		if v.Info.BlockSize > 0 {
 			s.blockSize = int(v.Info.BlockSize)
 		}

@@ -1,0 +1,40 @@
+package picker
+
+import (
+	"time"
+
+	"github.com/grapevine-llm/grapevine/picker/score"
+)
+
+// lane is what pricing reads of an endpoint. The lanes of a pool lie in one array, in the order of its table: with a
+// thousand endpoints pricing waits for memory most of all. Guarded by Picker.mu.
+type lane struct {
+	facts  score.Endpoint // without what depends on the request
+	digest bool           // can be used now
+	trust  float64        // see endpoint.trust
+
+	// Of the ledger, as of the last booking.
+	nextEnd time.Time // from which on it has to be asked again; zero: never
+	idle    time.Time // when the queue is empty; nothing if nextEnd is zero
+}
+
+// book takes over what the endpoint's ledger says, after every change of it.
+func (p *Picker) book(now time.Time, e *endpoint) {
+	l, f := e.lane, &e.lane.facts
+	queue := e.ledger.Queue(now)
+	l.nextEnd = e.ledger.NextEnd()
+	l.idle = now.Add(queue)
+	f.Queue = ms(queue)
+	f.Outstanding = e.ledger.Outstanding()
+	f.Full = e.ledger.Prefills() >= p.cfg.Hold.MaxBound
+	unseen := 0
+	unseen, f.PendingBlocks = e.ledger.Unseen()
+	f.Waiting = max(0, e.waiting-unseen)
+}
+
+// judge decides again whether the digest of endpoint i counts, and how much of it.
+func (t *table) judge(i int) {
+	e := t.endpoints[i]
+	e.lane.digest = t.slots[i].group >= 0 && !e.stale && e.cleared.IsZero()
+	e.lane.trust = e.trust()
+}
