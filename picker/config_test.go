@@ -33,6 +33,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	c.Score.Spread = math.NaN()
 	c.Policy.Shares = map[string]float64{"prefix": 1, "random": 1}
 	c.Failure.BackoffMax = time.Millisecond
+	c.Receipts, c.Speculation.Blocks = 2_000_000_000, 2_000_000_000
 	c.Gossip.Enabled, c.Gossip.Bind, c.Gossip.Advertise = true, "7946", "10.0.0.1:gossip"
 	joined, ok := c.Validate().(interface{ Unwrap() []error })
 	if !ok {
@@ -43,17 +44,21 @@ func TestValidateNamesEveryFault(t *testing.T) {
 		var f interface {
 			Field() string
 			Value() string
+			Problem() string
 			Remedy() string
 		}
-		if !errors.As(err, &f) || f.Remedy() == "" || err.Error() == "" {
-			t.Errorf("%v has no field, value and remedy", err)
+		if !errors.As(err, &f) || f.Remedy() == "" || f.Problem() == "" {
+			t.Errorf("%v has no field, value, problem and remedy", err)
 			continue
+		}
+		if text := err.Error(); !strings.Contains(text, f.Field()) || !strings.Contains(text, f.Remedy()) {
+			t.Errorf("%q does not name %s", text, f.Field())
 		}
 		got = append(got, f.Field()+"="+f.Value())
 	}
 	want := []string{
-		"endpoints=ftp://bad", "policy=random=1", "hold.deadline-share=1.5", "hold.max-scan=0", "score.spread=NaN",
-		"gossip.bind=7946", "gossip.advertise=10.0.0.1:gossip", "failure.backoff-max=1ms",
+		"endpoints=ftp://bad", "policy=random=1", "hold.deadline-share=1.5", "hold.max-scan=0", "score.spread=NaN", "speculation.blocks=2000000000",
+		"gossip.bind=7946", "gossip.advertise=10.0.0.1:gossip", "failure.backoff-max=1ms", "receipts=2000000000",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)

@@ -12,8 +12,9 @@ import (
 // fault is one thing wrong with a configuration.
 type fault struct{ field, value, problem, remedy string }
 
-// Error is the problem alone: who shows it adds field, value and remedy.
-func (f *fault) Error() string { return f.problem }
+func (f *fault) Error() string {
+	return fmt.Sprintf("%s = %q %s; %s", f.field, f.value, f.problem, f.remedy)
+}
 
 // Field is the name as in a configuration file, outermost first, with dots.
 func (f *fault) Field() string { return f.field }
@@ -21,10 +22,13 @@ func (f *fault) Field() string { return f.field }
 // Value is the value that is wrong.
 func (f *fault) Value() string { return f.value }
 
+// Problem says what is wrong with the value.
+func (f *fault) Problem() string { return f.problem }
+
 // Remedy says what to do.
 func (f *fault) Remedy() string { return f.remedy }
 
-// Validate joins all faults of c. Each has the methods Field, Value and Remedy.
+// Validate joins all faults of c. Each has the methods Field, Value, Problem and Remedy.
 func (c Config) Validate() error {
 	var faults []error
 	add := func(bad bool, field string, value any, problem, remedy string) {
@@ -43,6 +47,10 @@ func (c Config) Validate() error {
 	}
 	atLeast := func(field string, v, least int) {
 		add(v < least, field, v, "is too small", fmt.Sprintf("give at least %d", least))
+	}
+
+	atMost := func(field string, v, most int) {
+		add(v > most, field, v, "is too large", fmt.Sprintf("give at most %d", most))
 	}
 
 	for _, e := range c.Endpoints {
@@ -79,6 +87,7 @@ func (c Config) Validate() error {
 
 	positive("speculation.life", c.Speculation.Life)
 	atLeast("speculation.blocks", c.Speculation.Blocks, 1)
+	atMost("speculation.blocks", c.Speculation.Blocks, 1<<20) // half a GiB for 64 endpoints
 
 	if c.Gossip.Enabled {
 		for _, a := range []struct{ field, addr string }{{"gossip.bind", c.Gossip.Bind}, {"gossip.advertise", c.Gossip.Advertise}} {
@@ -94,6 +103,7 @@ func (c Config) Validate() error {
 	positive("failure.probe-timeout", c.Failure.ProbeTimeout)
 	share("failure.verdict-share", c.Failure.VerdictShare)
 	atLeast("receipts", c.Receipts, 0)
+	atMost("receipts", c.Receipts, 1_000_000) // about 1 GB with 16 candidates each
 	atLeast("receipt-candidates", c.ReceiptCandidates, 1)
 	return errors.Join(faults...)
 }

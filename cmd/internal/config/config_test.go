@@ -58,10 +58,11 @@ type sample struct {
 
 type sampleFault struct{ field, value, problem, remedy string }
 
-func (f sampleFault) Error() string  { return f.problem }
-func (f sampleFault) Field() string  { return f.field }
-func (f sampleFault) Value() string  { return f.value }
-func (f sampleFault) Remedy() string { return f.remedy }
+func (f sampleFault) Error() string   { return f.field + ": " + f.problem }
+func (f sampleFault) Field() string   { return f.field }
+func (f sampleFault) Value() string   { return f.value }
+func (f sampleFault) Problem() string { return f.problem }
+func (f sampleFault) Remedy() string  { return f.remedy }
 
 func (s sample) Validate() error {
 	var errs []error

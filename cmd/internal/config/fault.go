@@ -55,18 +55,18 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// detailed is what the error of a library's Validate may offer. Its Error is
-// then the problem alone.
+// detailed is what the error of a library's Validate may offer.
 type detailed interface {
 	error
 	Field() string
 	Value() string
+	Problem() string
 	Remedy() string
 }
 
 // Faults takes apart an error as Validate returns it: errors joined by
-// errors.Join or wrapped, each with or without the methods Field, Value and
-// Remedy.
+// errors.Join or wrapped, each with or without the methods Field, Value,
+// Problem and Remedy.
 func Faults(err error) []Fault {
 	switch e := err.(type) {
 	case nil:
@@ -76,7 +76,7 @@ func Faults(err error) []Fault {
 	case *Error:
 		return e.Faults
 	case detailed:
-		return []Fault{{Field: e.Field(), Value: e.Value(), Problem: e.Error(), Remedy: e.Remedy()}}
+		return []Fault{{Field: e.Field(), Value: e.Value(), Problem: e.Problem(), Remedy: e.Remedy()}}
 	case interface{ Unwrap() []error }:
 		var out []Fault
 		for _, inner := range e.Unwrap() {
