@@ -31,9 +31,12 @@ type answerOf struct {
 // broadcast sends a dev or adapter request to every endpoint and joins the answers: 200 if all
 // said 200, else 502 with what each said.
 func (p *Proxy) broadcast(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBroadcastBody))
-	if err != nil {
-		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", "body: "+err.Error())
+	body, status, err := p.readBody(w, r, maxBroadcastBody)
+	switch {
+	case status == statusClientGone:
+		panic(http.ErrAbortHandler)
+	case err != nil:
+		writeError(w, status, "invalid_request_error", err.Error())
 		return
 	}
 	urls := p.engines()
@@ -49,7 +52,8 @@ func (p *Proxy) broadcast(w http.ResponseWriter, r *http.Request) {
 		wg.Go(func() { answers[i] = p.ask(ctx, base, r, body) })
 	}
 	wg.Wait()
-	status := http.StatusOK
+	p.extend(w)
+	status = http.StatusOK
 	for i, a := range answers {
 		if a.Status != http.StatusOK {
 			status = http.StatusBadGateway

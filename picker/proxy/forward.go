@@ -132,6 +132,7 @@ func (p *Proxy) firstRead(c *call, body io.Reader, buf []byte, status int) chunk
 		return first
 	case <-timer.C:
 	}
+	p.extend(c.w)
 	p.begin(c, status)
 	_ = http.NewResponseController(c.w).Flush() // a client that left shows at the next write
 	return <-got
@@ -151,6 +152,7 @@ func (p *Proxy) stream(c *call, resp *http.Response, out picker.Outcome) (picker
 		} else {
 			got.n, got.err = resp.Body.Read(buf)
 		}
+		p.extend(c.w)
 		data := buf[:got.n]
 		if len(pending) > 0 {
 			pending = append(pending, data...)
@@ -257,6 +259,7 @@ func (p *Proxy) plain(c *call, resp *http.Response, out picker.Outcome) (picker.
 			out.Err = err
 			return out, tryAgainReset
 		}
+		p.extend(c.w)
 		p.begin(c, resp.StatusCode)
 		if keep {
 			if head = append(head, buf[:n]...); len(head) > maxUsageBytes {

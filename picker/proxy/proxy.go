@@ -16,6 +16,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	gopath "path"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,7 @@ type Config struct {
 	MaxBodyBytes    int64         `json:"max-body-bytes" help:"largest request body; larger ones are answered 413"`
 	MaxConcurrent   int           `json:"max-concurrent" help:"requests in progress at most, held ones included; further ones are answered 429"`
 	DialTimeout     time.Duration `json:"dial-timeout" help:"limit on connecting to an endpoint; after it the next endpoint is tried"`
+	ClientTimeout   time.Duration `json:"client-timeout" help:"how long a client may take to send its body, and to take in each part of its answer"`
 	HeaderWait      time.Duration `json:"header-wait" help:"how long an answer's headers wait for its first event, to leave in one write with it"`
 	MaxRetryShare   float64       `json:"max-retry-share" help:"share of the requests in progress that may be retries after a connection was reset"`
 	AllowPaths      []string      `json:"allow-paths" help:"further POST paths to forward, each to the endpoint with the least load"`
@@ -49,6 +52,7 @@ func Default() Config {
 		MaxBodyBytes:  32 << 20,
 		MaxConcurrent: 4096,
 		DialTimeout:   500 * time.Millisecond,
+		ClientTimeout: time.Minute,
 		HeaderWait:    10 * time.Millisecond,
 		MaxRetryShare: 0.1,
 		SessionHeader: "X-Session-Id",
@@ -56,32 +60,46 @@ func Default() Config {
 	}
 }
 
-// Validate joins all faults; each has Field, Value and Remedy.
+// Validate joins all faults; each has the methods Field, Value, Problem and Remedy.
 func (c Config) Validate() error {
 	var errs []error
-	fault := func(bad bool, field string, value any, remedy string) {
+	fault := func(bad bool, field string, value any, problem, remedy string) {
 		if bad {
-			errs = append(errs, &fieldError{field, fmt.Sprint(value), remedy})
+			errs = append(errs, &fieldError{field, fmt.Sprint(value), problem, remedy})
 		}
 	}
-	fault(c.MaxBodyBytes < 1<<10, "max-body-bytes", c.MaxBodyBytes, "give at least 1024")
-	fault(c.MaxConcurrent < 1, "max-concurrent", c.MaxConcurrent, "give at least 1")
-	fault(c.DialTimeout <= 0, "dial-timeout", c.DialTimeout, "give a duration above 0, e.g. 500ms")
-	fault(c.HeaderWait < 0 || c.HeaderWait > time.Second, "header-wait", c.HeaderWait, "give 0 to 1s")
-	fault(c.MaxRetryShare < 0 || c.MaxRetryShare > 1, "max-retry-share", c.MaxRetryShare, "give a share from 0 to 1")
-	for _, p := range c.AllowPaths {
-		fault(!strings.HasPrefix(p, "/"), "allow-paths", p, "start the path with /")
+	fault(c.MaxBodyBytes < 1<<10, "max-body-bytes", c.MaxBodyBytes, "is too small", "give at least 1024")
+	fault(c.MaxConcurrent < 1, "max-concurrent", c.MaxConcurrent, "is too small", "give at least 1")
+	fault(c.DialTimeout <= 0, "dial-timeout", c.DialTimeout, "is not positive", "give a duration such as 500ms")
+	fault(c.ClientTimeout <= 0, "client-timeout", c.ClientTimeout, "is not positive", "give a duration such as 1m")
+	fault(c.HeaderWait < 0 || c.HeaderWait > time.Second, "header-wait", c.HeaderWait, "is out of range", "give 0 to 1s")
+	fault(c.MaxRetryShare < 0 || c.MaxRetryShare > 1, "max-retry-share", c.MaxRetryShare, "is no share", "give a number from 0 to 1")
+	served := slices.Clone(generatePaths)
+	for _, path := range c.AllowPaths {
+		fault(!plainPath(path), "allow-paths", path, "is no plain path", "give a path such as /v1/audio, without a slash at its end, braces or spaces")
+		fault(slices.Contains(served, path), "allow-paths", path, "is served already", "leave it out")
+		served = append(served, path)
 	}
 	return errors.Join(errs...)
 }
 
-// fieldError is one fault of a Config.
-type fieldError struct{ field, value, remedy string }
+// plainPath reports whether a path stands for itself alone in a ServeMux.
+func plainPath(path string) bool {
+	return len(path) > 1 && gopath.Clean(path) == path && path[0] == '/' && !strings.ContainsFunc(path, func(c rune) bool {
+		return c <= ' ' || c > '~' || c == '{' || c == '}'
+	})
+}
 
-func (e *fieldError) Error() string  { return fmt.Sprintf("%s %s: %s", e.field, e.value, e.remedy) }
-func (e *fieldError) Field() string  { return e.field }
-func (e *fieldError) Value() string  { return e.value }
-func (e *fieldError) Remedy() string { return e.remedy }
+// fieldError is one fault of a Config.
+type fieldError struct{ field, value, problem, remedy string }
+
+func (e *fieldError) Error() string {
+	return fmt.Sprintf("%s = %q %s; %s", e.field, e.value, e.problem, e.remedy)
+}
+func (e *fieldError) Field() string   { return e.field }
+func (e *fieldError) Value() string   { return e.value }
+func (e *fieldError) Problem() string { return e.problem }
+func (e *fieldError) Remedy() string  { return e.remedy }
 
 // Resolver turns a request into token ids; *prompt.Resolver is the real one.
 type Resolver interface {
@@ -174,7 +192,13 @@ func (p *Proxy) Handler() http.Handler {
 	mux.HandleFunc("GET /health", p.health)
 	mux.HandleFunc("GET /ping", p.health)
 	mux.HandleFunc("/", p.unknown)
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.extend(w) // the connection may still have the limit of an earlier answer
+		if r.Body != http.NoBody {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.cfg.ClientTimeout)) // see readBody
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // unknown answers paths that are not served, and known paths with a wrong method.

@@ -557,10 +557,118 @@ func TestDrain(t *testing.T) {
 }
 
 func TestConfigNamesEveryFault(t *testing.T) {
-	err := Config{AllowPaths: []string{"x"}, HeaderWait: time.Hour, MaxRetryShare: 2}.Validate()
-	for _, want := range []string{"max-body-bytes", "max-concurrent", "dial-timeout", "header-wait", "max-retry-share", "allow-paths"} {
+	cfg := Config{AllowPaths: []string{"x", "/v1/completions", "/v9/{x", "/a b", "/c", "/c", "/d/"}, HeaderWait: time.Hour, MaxRetryShare: 2}
+	err := cfg.Validate()
+	for _, want := range []string{
+		"max-body-bytes", "max-concurrent", "dial-timeout", "client-timeout", "header-wait", "max-retry-share",
+		`"x" is no plain path`, `"/v1/completions" is served already`, `"/v9/{x" is no plain path`, `"/a b" is no`, `"/c" is served already`, `"/d/" is no`,
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)
 		}
+	}
+}
+
+// raw writes text on a connection of its own and returns what comes back until the gateway closes it.
+func raw(t *testing.T, g *gateway, text string) string {
+	t.Helper()
+	conn, err := net.Dial("tcp", g.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(conn, text); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(conn)
+	if err != nil {
+		t.Errorf("read: %v after %q", err, got)
+	}
+	return string(got)
+}
+
+func TestBodiesThatDoNotCome(t *testing.T) {
+	e := engine(t, func(w http.ResponseWriter, _ *http.Request) { t.Error("the engine was asked") })
+	cfg := Default()
+	cfg.MaxBodyBytes = 2 << 10
+	cfg.ClientTimeout = 100 * time.Millisecond
+	g := newGateway(t, cfg, e.URL)
+	const head = "POST /v1/completions HTTP/1.1\r\nHost: g\r\n"
+	for _, tt := range []struct{ name, text, want, not string }{
+		{"announced too large", head + "Content-Length: 2049\r\n\r\n", "413", ""},
+		{"announced far too large, asking first", head + "Expect: 100-continue\r\nContent-Length: 9223372036854775807\r\n\r\n", "413", "100 Continue"},
+		{"too large in chunks", head + "Transfer-Encoding: chunked\r\n\r\n801\r\n" + strings.Repeat(" ", 2049), "413", ""},
+		{"no chunks", head + "Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n", "400", ""},
+		{"stops half-way", head + "Content-Length: 20\r\n\r\n{", "408", ""},
+		{"stops between chunks", head + "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", "408", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := raw(t, g, tt.text)
+			if !strings.HasPrefix(got, "HTTP/1.1 "+tt.want) || !strings.Contains(got, `{"error":{"message":"`) || tt.not != "" && strings.Contains(got, tt.not) {
+				t.Errorf("got %q, want status %s in OpenAI's shape", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestClientTimeoutIsNotTheAnswers(t *testing.T) {
+	e := engine(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(150 * time.Millisecond)
+		send(w, firstEvent)
+		time.Sleep(150 * time.Millisecond)
+		send(w, nextEvent, doneEvent)
+	})
+	cfg := Default()
+	cfg.ClientTimeout = 100 * time.Millisecond
+	g := newGateway(t, cfg, e.URL)
+	for range 2 { // on one connection
+		resp, err := http.Post(g.URL+chatPath, "application/json", strings.NewReader(streamBody))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || !strings.HasSuffix(string(text), doneEvent) {
+			t.Errorf("got %q, %v", text, err)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
+
+func TestClientThatTakesNothingInIsGone(t *testing.T) {
+	ended := make(chan struct{})
+	e := engine(t, func(w http.ResponseWriter, r *http.Request) {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, r.Body)
+		event := "data: " + strings.Repeat("x", 1<<20) + "\n\n"
+		for r.Context().Err() == nil {
+			send(w, event)
+		}
+	})
+	cfg := Default()
+	cfg.ClientTimeout = 100 * time.Millisecond
+	g := newGateway(t, cfg, e.URL)
+	conn, err := net.Dial("tcp", g.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(streamBody), streamBody)
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the engine's request goes on")
+	}
+}
+
+func TestAllowedPathsAreServed(t *testing.T) {
+	cfg := Default()
+	cfg.AllowPaths = []string{"/v1/audio", "/v1/chat"}
+	e := engine(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.Path) })
+	g := newGateway(t, cfg, e.URL)
+	if resp, text := post(t, g.URL+"/v1/audio", `{}`); resp.StatusCode != 200 || text != "/v1/audio" {
+		t.Errorf("got %d %q", resp.StatusCode, text)
 	}
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -61,7 +60,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		p.forward(c)
 	}
 	p.metrics.answered(r.Pattern, c.status, c.decision.Policy)
-	if c.cutShort {
+	if c.cutShort || c.status == statusClientGone {
 		panic(http.ErrAbortHandler) // the server closes the connection without the end of the answer
 	}
 }
@@ -78,6 +77,7 @@ func requestID(r *http.Request) string {
 // fail answers in OpenAI's shape before anything was forwarded.
 func (p *Proxy) fail(c *call, status int, typ, msg string) {
 	c.status = status
+	p.extend(c.w)
 	if status == http.StatusTooManyRequests && c.w.Header().Get("Retry-After") == "" {
 		c.w.Header().Set("Retry-After", strconv.Itoa(1+rand.IntN(3)))
 	}
@@ -87,20 +87,19 @@ func (p *Proxy) fail(c *call, status int, typ, msg string) {
 
 // read takes the body in and understands it. False: answered.
 func (p *Proxy) read(c *call) bool {
-	var buf bytes.Buffer
-	if n := c.r.ContentLength; n > 0 && n <= p.cfg.MaxBodyBytes {
-		buf.Grow(int(n) + bytes.MinRead)
-	}
-	if _, err := buf.ReadFrom(http.MaxBytesReader(c.w, c.r.Body, p.cfg.MaxBodyBytes)); err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			p.fail(c, http.StatusRequestEntityTooLarge, "invalid_request_error", fmt.Sprintf("body is over the limit of %d bytes (--max-body-bytes)", tooLarge.Limit))
-			return false
-		}
-		c.status = statusClientGone // nobody is there to read an answer
+	body, status, err := p.readBody(c.w, c.r, p.cfg.MaxBodyBytes)
+	switch {
+	case status == statusClientGone:
+		c.status = statusClientGone
+		return false
+	case status == http.StatusRequestEntityTooLarge:
+		p.fail(c, status, "invalid_request_error", err.Error()+" (--max-body-bytes)")
+		return false
+	case err != nil:
+		p.fail(c, status, "invalid_request_error", err.Error())
 		return false
 	}
-	c.original = buf.Bytes()
+	c.original = body
 	p.metrics.bodies.Observe(float64(len(c.original)))
 	req, err := openai.Parse(c.r.URL.Path, c.original)
 	if err != nil {
@@ -195,7 +194,7 @@ func (p *Proxy) refuse(c *call, err error) {
 		p.fail(c, http.StatusTooManyRequests, "overloaded_error", err.Error())
 	case errors.Is(err, picker.ErrNoEndpoints):
 		p.fail(c, http.StatusServiceUnavailable, "unavailable", err.Error())
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case c.r.Context().Err() != nil:
 		c.status = statusClientGone
 	default:
 		p.fail(c, http.StatusInternalServerError, "internal_error", err.Error())
@@ -264,6 +263,7 @@ func (p *Proxy) alive(ctx context.Context, e picker.Endpoint) bool {
 func (p *Proxy) broken(c *call, msg string) {
 	p.metrics.aborted.WithLabelValues("engine").Inc()
 	p.log.Warn("answer broken off", slog.String("request_id", c.id), slog.String("endpoint", c.decision.Endpoint.ID), slog.String("reason", msg))
+	p.extend(c.w)
 	if c.status == 0 {
 		c.status = http.StatusBadGateway
 		p.decisionHeaders(c)

@@ -119,8 +119,8 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, groupCtx := errgroup.WithContext(inner)
-	server := &http.Server{Handler: px.Handler(), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10}
-	adminServer := &http.Server{Handler: px.Admin(reg), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: px.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
+	adminServer := &http.Server{Handler: px.Admin(reg), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	group.Go(func() error { return pick.Run(groupCtx) })
 	group.Go(func() error { return px.Run(groupCtx) })
 	group.Go(func() error { return serve(server, public) })
