@@ -151,6 +151,9 @@ func wanted(name string) bool {
 	return false
 }
 
+// maxModelName bounds a name that receipts and logs keep.
+const maxModelName = 1024
+
 // Parse reads a request's body. The error says which part is wrong and what is
 // wanted instead; it suits an answer with status 400. Parse is lenient about
 // fields that routing does not need: those are the engine's to judge.
@@ -171,6 +174,9 @@ func Parse(path string, body []byte) (*Request, error) {
 	r := &Request{Path: path, Kind: KindOf(path), Body: body, N: 1}
 	p := parser{f: f}
 	p.text(&r.Model, "model")
+	if len(r.Model) > maxModelName {
+		p.fail("model", fmt.Errorf("longer than %d bytes", maxModelName))
+	}
 	if r.Kind != Other && r.Kind != Pooling && r.Kind != Detokenize {
 		p.common(r)
 	}
@@ -387,14 +393,14 @@ func prompts(v []byte) ([]Prompt, error) {
 
 func tokenIDs(v []byte) ([]uint32, error) {
 	ids := []uint32{}
-	err := elements(v, func(e []byte) error {
+	err := elements(v, func(e []byte) error { // its errors quote nothing: they go into logs
 		var n uint64
 		for _, c := range e {
 			if c < '0' || c > '9' {
-				return fmt.Errorf("token id %.20s: want a whole number that is not negative", e)
+				return fmt.Errorf("token id %d of the list: want a whole number that is not negative", len(ids))
 			}
 			if n = n*10 + uint64(c-'0'); n > 1<<32-1 {
-				return fmt.Errorf("token id %.20s: too large", e)
+				return fmt.Errorf("token id %d of the list: too large", len(ids))
 			}
 		}
 		ids = append(ids, uint32(n))

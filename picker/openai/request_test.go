@@ -87,6 +87,7 @@ func TestParseErrors(t *testing.T) {
 		{"not UTF-8", "/v1/completions", "{\"prompt\":\"\xff\"}", "not UTF-8"},
 		{"too deep", "/v1/completions", `{"x":` + strings.Repeat("[", 1<<20), "nested deeper"},
 		{"model", "/v1/rerank", `{"model":1}`, `field "model": want a string`},
+		{"endless model", "/v1/rerank", `{"model":"` + strings.Repeat("m", 1025) + `"}`, `field "model": longer than 1024 bytes`},
 		{"no messages", "/v1/chat/completions", `{}`, `field "messages": missing`},
 		{"messages", "/v1/chat/completions", `{"messages":{}}`, `field "messages": want a list`},
 		{"no prompt", "/v1/completions", `{}`, `field "prompt": missing`},
@@ -107,6 +108,19 @@ func TestParseErrors(t *testing.T) {
 				t.Errorf("Parse error %v, want one with %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// What goes wrong with a prompt goes into logs, so that the error must not quote it.
+func TestParseErrorsQuoteNoPrompt(t *testing.T) {
+	for _, body := range []string{
+		`{"prompt":[1,"SECRET"]}`, `{"prompt":["SECRET",[1]]}`, `{"prompt":SECRET}`, `{"prompt":"SECRET`, `{"prompt":"SECRET\q"}`,
+		`{"prompt":"SECRET","n":"SECRET"}`, `{"prompt":"SECRET","stream":"SECRET"}`, `{"prompt":"SECRET","cache_salt":["SECRET"]}`, `{"prompt":"x"}SECRET`,
+		`{"prompt":{"SECRET":1}}`, `{"prompt":[[1],["SECRET"]]}`, `{"prompt":"SECRET" SECRET}`,
+	} {
+		if _, err := Parse("/v1/completions", []byte(body)); err == nil || strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("%s: %v", body, err)
+		}
 	}
 }
 
