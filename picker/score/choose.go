@@ -17,13 +17,13 @@ const (
 // Best returns the position of the best candidate in c, or -1 if the set is empty. Stale candidates count only where
 // no other can be used.
 //
-// Prices are made from learned speeds and are no better than these. So among those that are within ReuseShare of the
-// cheapest the least prompt to compute decides; then the price; then, for those as good as the best within the margin,
+// Prices are made from learned speeds and are no better than these. So among those that are within ReuseMs or ReuseShare
+// of the cheapest the least prompt to compute decides; then the price; then, for those as good as the best within the margin,
 // the rendezvous hash of request and endpoint: gateways that see the same prices at the same time don't all run to the
 // same endpoint.
 func (p *Params) Best(c []Candidate, request uint64, set Set) int {
 	least, stale := cheapest(c, set)
-	near := least + max(p.MarginMs, p.ReuseShare*least)
+	near := least + max(p.ReuseMs, p.ReuseShare*least)
 	uncached := math.MaxInt
 	first, last, n := 0, -1, 0 // of those near the cheapest
 	for i := range c {

@@ -47,7 +47,8 @@ type Params struct {
 	FreeShare    float64 // share of the KV blocks kept free for what already decodes
 	MarginMs     float64 // costs this close count as equal,
 	MarginShare  float64 // or this close relative to the best
-	ReuseShare   float64 // by how much a price may be wrong: this close to the best the cache decides
+	ReuseMs      float64 // by how much a price may be wrong: this close to the best,
+	ReuseShare   float64 // or this close relative to it, the cache decides
 }
 
 // Default returns weights for engines at real speed.
@@ -65,6 +66,7 @@ func Default() Params {
 		FreeShare:    0.03,
 		MarginMs:     1,
 		MarginShare:  0.01,
+		ReuseMs:      20,
 		ReuseShare:   0.15,
 	}
 }
@@ -78,6 +80,7 @@ func (p Params) Scaled(s float64) Params {
 	p.MemoryWait /= s
 	p.MemoryMax /= s
 	p.MarginMs /= s
+	p.ReuseMs /= s
 	return p
 }
 

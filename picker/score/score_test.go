@@ -247,6 +247,9 @@ func TestNearlyEqualPricesGoToTheCache(t *testing.T) {
 		{"a tenth dearer by a noisy speed", []Candidate{
 			{Key: 1, Cost: 38.8, Ready: true, Uncached: 320}, {Key: 2, Cost: 42.9, Ready: true, Uncached: 32},
 		}, 1},
+		{"a few milliseconds dearer", []Candidate{
+			{Key: 1, Cost: 40.5, Ready: true, Uncached: 420}, {Key: 2, Cost: 55.8, Ready: true, Uncached: 100},
+		}, 1},
 		{"a third dearer: too busy to be worth it", []Candidate{
 			{Key: 1, Cost: 300, Ready: true, Uncached: 3200}, {Key: 2, Cost: 400, Ready: true, Uncached: 32},
 		}, 0},
