@@ -124,10 +124,34 @@ func (m *Matrix) CopyColumns(from *Matrix) {
 	}
 }
 
-// Or adds h to a column; any number of goroutines may do so at once.
-func (m *Matrix) Or(col int, h blockhash.Hash) {
-	bucket, mask := m.geometry.Locate(h)
-	m.SetBits(col, bucket, mask)
+// orAhead is how many blocks Or looks at before it writes.
+const orAhead = 8
+
+// Or adds blocks to a column; any number of goroutines may do so at once. An atomic write waits for memory alone, so the
+// rows of several blocks are read first, all at a time; bits that are set already are not written again.
+func (m *Matrix) Or(col int, blocks ...blockhash.Hash) {
+	m.check(col)
+	word, bit, w := col/64, uint64(1)<<(col%64), m.wordsPerRow
+	for len(blocks) > 0 {
+		ahead := blocks[:min(orAhead, len(blocks))]
+		blocks = blocks[len(ahead):]
+		var missing [orAhead * MaxK]int
+		n := 0
+		for _, h := range ahead {
+			bucket := m.row(m.geometry.bucket(h), 0) + word
+			for x, k := uint64(h), m.geometry.K; k > 0; k-- {
+				at := bucket + int(x%bucketBits)*w
+				x /= bucketBits
+				if atomic.LoadUint64(&m.rows[at])&bit == 0 {
+					missing[n] = at
+					n++
+				}
+			}
+		}
+		for _, at := range missing[:n] {
+			atomic.OrUint64(&m.rows[at], bit)
+		}
+	}
 }
 
 // Has reports whether a column may hold h.
@@ -138,8 +162,11 @@ func (m *Matrix) Has(col int, h blockhash.Hash) bool {
 
 // Test returns which of the 64 columns of a word may hold h, one bit each.
 func (m *Matrix) Test(h blockhash.Hash, word int) uint64 {
-	if m.geometry.K == 4 {
+	switch m.geometry.K {
+	case 4:
 		return m.test4(uint64(h), uint64(word))
+	case 2:
+		return m.test2(uint64(h), uint64(word))
 	}
 	at := m.row(m.geometry.bucket(h), 0) + word
 	held := ^uint64(0)
@@ -157,6 +184,14 @@ func (m *Matrix) test4(h, word uint64) uint64 {
 	b := m.rows[bucket*bucketBits*w+word:]
 	return atomic.LoadUint64(&b[h%64*w]) & atomic.LoadUint64(&b[h>>6%64*w]) &
 		atomic.LoadUint64(&b[h>>12%64*w]) & atomic.LoadUint64(&b[h>>18%64*w])
+}
+
+// test2 is Test for two bits a block.
+func (m *Matrix) test2(h, word uint64) uint64 {
+	w := uint64(m.wordsPerRow)
+	bucket, _ := bits.Mul64(h, uint64(m.geometry.Buckets))
+	b := m.rows[bucket*bucketBits*w+word:]
+	return atomic.LoadUint64(&b[h%64*w]) & atomic.LoadUint64(&b[h>>6%64*w])
 }
 
 // check panics if there is no such column: rows lie end to end, so that the index alone would hit another row.

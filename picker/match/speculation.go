@@ -8,8 +8,12 @@ import (
 	"github.com/grapevine-llm/grapevine/gossip/bloom"
 )
 
-// Speculative blocks are few, so they get more bits each: a false one makes Matcher look closer for nothing.
-const speculationBits = 16
+// Speculative blocks are few, so they get more bits each: a false one makes Matcher look closer for nothing. Two of the
+// bits are set: each is an atomic write while a request waits for its endpoint.
+const (
+	speculationBits = 16
+	speculationK    = 2
+)
 
 // Marks live in generations, which expire as a whole: of three, two hold marks and one is empty for the next.
 const generations = 3
@@ -35,6 +39,7 @@ func NewSpeculation(blocks, columns int, life time.Duration) *Speculation {
 	}
 	words := max(1, (columns+63)/64)
 	g := bloom.GeometryFor(blocks, speculationBits)
+	g.K = speculationK
 	return &Speculation{matrix: bloom.NewMatrix(g, generations*64*words), words: words, life: life}
 }
 
@@ -53,9 +58,7 @@ func (s *Speculation) Mark(now time.Time, col int, chain []blockhash.Hash, until
 		period = base + 1 // Rotate is late, and will drop what expires with base
 	}
 	generation := int(period % generations)
-	for _, h := range chain {
-		s.matrix.Or(64*s.words*generation+col, h)
-	}
+	s.matrix.Or(64*s.words*generation+col, chain...)
 }
 
 // Forget drops all marks of a column, as when its engine has restarted. A Mark of the column at the same time may survive.

@@ -1,9 +1,13 @@
 package match
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 )
 
 func TestSpeculationExpires(t *testing.T) {
@@ -114,4 +118,33 @@ func TestSpeculationUnderConcurrency(t *testing.T) {
 		}
 	})
 	wg.Wait()
+}
+
+// BenchmarkMark marks a new chain of 2,000 blocks, and the same again as a parallel call does.
+func BenchmarkMark(b *testing.B) {
+	for _, columns := range []int{64, 1000} {
+		chains := make([][]blockhash.Hash, 2*columns)
+		r := rand.New(rand.NewPCG(1, 1))
+		for i := range chains {
+			chains[i] = randomChain(r, 2000)
+		}
+		for _, again := range []bool{false, true} {
+			b.Run(fmt.Sprintf("columns=%d/again=%v", columns, again), func(b *testing.B) {
+				s := NewSpeculation(4096, columns, 10*time.Second)
+				now := time.Unix(1000, 0)
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					if i%len(chains) == 0 && !again {
+						now = now.Add(30 * time.Second) // empties it
+						s.Rotate(now)
+					}
+					n := i % len(chains)
+					if again {
+						n = i / 10 % 2
+					}
+					s.Mark(now, n%columns, chains[n], now)
+				}
+			})
+		}
+	}
 }
