@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/gossip/digest"
 	"github.com/grapevine-llm/grapevine/gossip/wire"
 )
 
@@ -289,6 +290,38 @@ func TestModels(t *testing.T) {
 	}
 	if diff := cmp.Diff(ErrUnknownModel{Model: "other", Known: []string{"llama", "lora", "qwen"}}, unknown); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestRanksThatARestartTookAwayAreGone(t *testing.T) {
+	f := newFleet(t, 1, nil)
+	a := f.agents[0]
+	announce := func(ranks ...wire.RankInfo) {
+		a.info.Version++
+		a.info.Ranks = ranks
+		f.sendInfo(a)
+	}
+	first := a.info.Ranks[0]
+	second := wire.RankInfo{Rank: 1, Epoch: 1, GPU: first.GPU}
+	announce(first, second)
+	other := &agent{clock: a.clock, load: a.load, pub: digest.New(digest.Config{
+		Key: a.info.Key(1), Node: wire.NodeHash(a.info.Node), GPU: first.GPU, Epoch: 1,
+		MinInterval: time.Millisecond, MaxInterval: 200 * time.Millisecond, BytesPerSec: 1 << 30,
+	})}
+	f.tick(a, other)
+	ids := func() (ids []string) {
+		for _, e := range f.Status().Endpoints {
+			ids = append(ids, e.ID)
+		}
+		return ids
+	}
+	if diff := cmp.Diff([]string{id(0) + "#0", id(0) + "#1"}, ids()); diff != "" {
+		t.Fatalf("two ranks (-want +got):\n%s", diff)
+	}
+	announce(first)
+	f.tick(a)
+	if diff := cmp.Diff([]string{id(0)}, ids()); diff != "" {
+		t.Errorf("one rank (-want +got):\n%s", diff)
 	}
 }
 

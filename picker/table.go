@@ -129,7 +129,7 @@ func (p *Picker) streams(snap *view.Snapshot) []stream {
 	if snap != nil {
 		for i := range snap.Streams {
 			s := &snap.Streams[i]
-			if s.Info == nil || s.Info.Pool != p.cfg.Pool {
+			if s.Info == nil || s.Info.Pool != p.cfg.Pool || !hasRank(s.Info, s.Key.Rank) {
 				continue
 			}
 			address, link, err := parseEndpoint(s.Info.Address)
@@ -159,6 +159,12 @@ func (p *Picker) streams(snap *view.Snapshot) []stream {
 		return a.endpoint.public.Rank - b.endpoint.public.Rank
 	})
 	return out
+}
+
+// hasRank reports whether an engine has a rank. The stream of one that it had before a restart is kept for a while: requests
+// to it would fail.
+func hasRank(info *wire.Info, rank uint16) bool {
+	return len(info.Ranks) == 0 || slices.ContainsFunc(info.Ranks, func(r wire.RankInfo) bool { return r.Rank == rank })
 }
 
 // ranks makes or finds the endpoints of a host: one per stream, or one if there is none.
