@@ -8,8 +8,8 @@ trap 'rm -f "$out"' EXIT
 status=0
 GRAPEVINE_VLLM=$venv GRAPEVINE_BIN=$PWD/bin/grapevine \
   go test -count=1 -v -timeout 60m ./test/realengine "$@" 2>&1 | tee "$out" || status=$?
-ran=$(grep -cE '^--- (PASS|FAIL)' "$out" || true)
-skipped=$(grep -cE '^--- SKIP' "$out" || true)
+ran=$(grep -cE '^ +--- (PASS|FAIL)' "$out" || true)
+skipped=$(grep -cE '^ *--- SKIP' "$out" || true)
 echo "test-engine: $ran run / $skipped skipped"
-grep -A1 -E '^--- SKIP' "$out" || true
+grep -A1 -E '^ *--- SKIP' "$out" || true
 exit $status

@@ -65,8 +65,11 @@ func RunEngines(ctx context.Context, cfg Config, e EnginesConfig) error {
 	fmt.Fprintf(cfg.Out, "%d engines, %d conversations of %d turns, round robin first, then Grapevine. Logs: %s\n", len(f.Engines), e.Sessions, e.Turns, dir)
 	rep := EnginesReport{Version: cfg.Version, Clock: "wall time of this machine"}
 	for i, p := range [][2]string{{"round-robin", "round-robin"}, {"grapevine", "prefix"}} {
-		// Conversations of their own, so that the second run finds nothing of the first.
-		run, err := runEngines(ctx, cfg, f, e, p, uint64(i+1))
+		seed := uint64(1)
+		if !e.ResetCaches {
+			seed += uint64(i) // conversations of their own: the second run must find nothing of the first
+		}
+		run, err := runEngines(ctx, cfg, f, e, p, seed)
 		if err != nil {
 			return err
 		}
