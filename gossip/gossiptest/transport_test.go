@@ -55,8 +55,8 @@ func TestTransportLosesDelaysAndCuts(t *testing.T) {
 			}
 			return s.Lost
 		}
-		if lost(7) != lost(7) {
-			t.Error("one seed, two outcomes")
+		if first, again := lost(7), lost(7); first != again {
+			t.Errorf("one seed, two outcomes: %d and %d lost", first, again)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -144,14 +143,4 @@ func seconds(ms float64) string {
 	default:
 		return fmt.Sprintf("%.2f s", ms/1000)
 	}
-}
-
-// sortRows puts workloads in the order they ran and policies from the plainest to ours.
-func sortRows(rows []Row, workloads, policies []string) {
-	slices.SortStableFunc(rows, func(a, b Row) int {
-		return cmp.Or(
-			slices.Index(workloads, a.Name)-slices.Index(workloads, b.Name),
-			slices.Index(policies, a.Policy)-slices.Index(policies, b.Policy),
-		)
-	})
 }
