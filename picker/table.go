@@ -254,7 +254,11 @@ func (p *Picker) addSlot(t *table, st stream) {
 	t.unknown = append(t.unknown, len(models) == 0)
 	if s.problem != e.problem {
 		e.problem = s.problem
-		p.log.Warn("digest can't be used", keyEndpoint, e.public.ID, keyProblem, s.problem)
+		if s.problem == "" {
+			p.log.Info("digest can be used", keyEndpoint, e.public.ID)
+		} else {
+			p.log.Warn("digest can't be used", keyEndpoint, e.public.ID, keyProblem, s.problem)
+		}
 	}
 	t.endpoints = append(t.endpoints, e)
 	t.slots = append(t.slots, s)
