@@ -2,6 +2,9 @@ package picker
 
 import (
 	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -40,6 +43,59 @@ func BenchmarkPick(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkPickParallel is BenchmarkPick with 64 endpoints by 64 callers at once, each prompt new to the fleet but for its
+// first half.
+func BenchmarkPickParallel(b *testing.B) {
+	f, prompts := benchFleet(b, 64)
+	b.SetParallelism(64 / runtime.GOMAXPROCS(0))
+	b.ReportAllocs()
+	var callers atomic.Uint32
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		n := callers.Add(1)
+		ids := slices.Clone(prompts[int(n)%len(prompts)])
+		for pb.Next() {
+			ids[16000] = n
+			n += 64
+			d, err := f.Pick(b.Context(), Request{Model: "llama", TokenIDs: ids})
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			f.Done(d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+		}
+	})
+}
+
+// BenchmarkPickLocked tells for how long a pick like those of BenchmarkPickParallel and its end hold the lock.
+func BenchmarkPickLocked(b *testing.B) {
+	f, prompts := benchFleet(b, 64)
+	var locked time.Duration
+	n := uint32(0)
+	for b.Loop() {
+		n++
+		ids := prompts[int(n)%len(prompts)]
+		ids[16000] = n
+		now := time.Now()
+		q := f.prepared(now, Request{Model: "llama", TokenIDs: ids})
+		f.mu.Lock()
+		from := time.Now()
+		_, err := f.admit(now, q)
+		locked += time.Since(from)
+		f.mu.Unlock()
+		if err != nil {
+			b.Fatal(err)
+		}
+		q.makeMarks()
+		d := q.decision
+		f.release(q)
+		from = time.Now()
+		f.Done(d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+		locked += time.Since(from)
+	}
+	b.ReportMetric(float64(locked.Nanoseconds())/float64(b.N), "locked-ns/op")
 }
 
 // BenchmarkMatchAndPrice is the part of a pick that grows with the fleet.

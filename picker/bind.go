@@ -40,10 +40,8 @@ func (p *Picker) admit(now time.Time, q *query) (waits bool, err error) {
 	p.freshen(now)
 	policy := p.policy.Load()
 	q.policy = policy.of(q.req.session())
-	if t := p.table.Load(); q.table != t {
-		if err := p.rematch(now, q, t); err != nil {
-			return false, err
-		}
+	if err := p.catchUp(now, q, false); err != nil {
+		return false, err
 	}
 	c := p.price(now, q)
 	if len(c) == 0 {
@@ -99,20 +97,24 @@ func (p *Picker) pump(now time.Time) {
 
 // repriced is the hold's view of a held request: matched anew when digests may have changed.
 func (p *Picker) repriced(now time.Time, q *query) []score.Candidate {
-	if t := p.table.Load(); q.table != t || now.Sub(q.matched) > rematchEvery {
-		if q.err = p.rematch(now, q, t); q.err != nil {
-			return nil
-		}
+	if q.err = p.catchUp(now, q, now.Sub(q.matched) > rematchEvery); q.err != nil {
+		return nil
 	}
 	return p.price(now, q)
 }
 
-// rematch ties q to table t and matches it. The error is ErrUnknownModel.
-func (p *Picker) rematch(now time.Time, q *query, t *table) error {
-	if err := q.bind(t, p.hasher); err != nil {
-		return err
+// catchUp makes q one of the present table, matches it again if that is another one or if digests may have changed, and
+// tells it of queries bound meanwhile. The error is ErrUnknownModel.
+func (p *Picker) catchUp(now time.Time, q *query, outdated bool) error {
+	if t := p.table.Load(); q.table != t || outdated {
+		if err := q.bind(t, p.hasher); err != nil {
+			return err
+		}
+		q.match(now, p.lookup())
 	}
-	q.match(now, p.lookup())
+	if p.policy.Load().Speculation {
+		p.recent.tell(q)
+	}
 	return nil
 }
 
@@ -205,7 +207,8 @@ func (p *Picker) arrived(now time.Time, t *table, i int) {
 	})
 }
 
-// mark counts q's blocks as present on endpoint i, for later queries and for those that wait.
+// mark counts q's blocks as present on endpoint i: for those that wait and those on their way here now, for later ones
+// when q's owner has made the marks.
 func (p *Picker) mark(now time.Time, q *query, i int, chain []blockhash.Hash) {
 	if !p.policy.Load().Speculation || len(chain) == 0 {
 		return
@@ -215,9 +218,14 @@ func (p *Picker) mark(now time.Time, q *query, i int, chain []blockhash.Hash) {
 	until := now.Add(e.ledger.Queue(now) + time.Duration(float64(markTail)/p.cfg.scale()))
 	if p.hasDigest(t, i) {
 		from := max(0, int(q.digest[i])-markOverlap)
-		t.groups[s.group].marks.Mark(now, s.column, chain[min(from, len(chain)):], until)
+		q.marking = marking{t.groups[s.group].marks, now, s.column, chain[min(from, len(chain)):], until}
 	} else {
-		t.bareMarks.Mark(now, e.bare, chain, until)
+		q.marking = marking{t.bareMarks, now, e.bare, chain, until}
+	}
+	q.endpoint = i
+	q.holders.Add(1)
+	if old := p.recent.add(q); old != nil {
+		p.drop(old)
 	}
 	p.queue.Each(func(it *hold.Item[*query]) {
 		if it.Value != q {

@@ -46,6 +46,7 @@ type Picker struct {
 	hosts       map[string]*host // by address
 	static      map[string]bool  // addresses that are in the pool without an agent's word
 	marks       marks
+	recent      recent
 	queue       *hold.Queue[*query]
 	priceHeld   hold.Price[*query]
 	running     bool
@@ -120,6 +121,7 @@ func (p *Picker) Pick(ctx context.Context, req Request) (Decision, error) {
 	waits, err := p.admit(now, q)
 	p.mu.Unlock()
 	if !waits {
+		q.makeMarks()
 		d := q.decision
 		p.release(q)
 		return d, err
@@ -135,12 +137,14 @@ func (p *Picker) Pick(ctx context.Context, req Request) (Decision, error) {
 			return Decision{}, ctx.Err()
 		}
 		<-q.done // bound or refused in the same moment
+		q.makeMarks()
 		if q.err == nil {
 			p.Done(q.decision, Outcome{Err: ctx.Err(), Cancelled: true, CachedTokens: -1})
 		}
 		p.release(q)
 		return Decision{}, ctx.Err()
 	}
+	q.makeMarks()
 	d, err := q.decision, q.err
 	p.release(q)
 	return d, err
@@ -165,11 +169,19 @@ func (p *Picker) lookup() lookup {
 	return lookup{speculation: p.policy.Load().Speculation, bare: p.bare.Load(), gaps: p.gaps.Load()}
 }
 
-// release gives a query's scratch back. Nobody else may know it any more.
+// release is for the owner of a query, who has done with it.
 func (p *Picker) release(q *query) {
-	q.req, q.table, q.serves, q.avoid = Request{}, nil, nil, nil
+	q.req, q.serves, q.avoid = Request{}, nil, nil
 	q.item, q.decision, q.done, q.err = hold.Item[*query]{}, Decision{}, nil, nil
-	p.queries.Put(q)
+	p.drop(q)
+}
+
+// drop gives a query's scratch back if nobody else knows the query any more.
+func (p *Picker) drop(q *query) {
+	if q.holders.Add(-1) == 0 {
+		q.table = nil
+		p.queries.Put(q)
+	}
 }
 
 // SetEndpoints replaces the static part of the pool: URLs or host:port. Requests that are bound to an endpoint that

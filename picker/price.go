@@ -70,7 +70,7 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 		case l.digest:
 			f.Matched, f.MatchedAll, f.Trust = int(q.both[i]), int(q.all[i]), l.trust
 		default:
-			f.Matched, f.MatchedAll, f.Trust = int(q.marked[i]), 0, 1
+			f.Matched, f.MatchedAll, f.Trust = int(q.loose[i]), 0, 1
 		}
 		if !l.nextEnd.IsZero() {
 			if !now.Before(l.nextEnd) {
@@ -97,7 +97,7 @@ func (p *Picker) rung(q *query, i int) Rung {
 			return RungSuspect
 		}
 		return RungDigest
-	case q.marked[i] > 0:
+	case q.loose[i] > 0:
 		return RungSpeculation
 	case e.hasLoad:
 		return RungLoad
@@ -110,7 +110,7 @@ func (p *Picker) matchedBlocks(q *query, i int) (matched, digest int) {
 	if p.hasDigest(q.table, i) {
 		return int(max(q.both[i], q.all[i])), int(max(q.digest[i], q.all[i]))
 	}
-	return int(q.marked[i]), 0
+	return int(q.loose[i]), 0
 }
 
 // predicted returns the tokens that an engine finds in its cache if it has blocks of them.

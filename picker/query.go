@@ -3,6 +3,7 @@ package picker
 import (
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -25,7 +26,7 @@ type query struct {
 	both    []int32            // by endpoint: leading blocks in the digest or marked
 	digest  []int32            // by endpoint: in the digest alone
 	all     []int32            // by endpoint: over all tiers
-	marked  []int32            // by endpoint: marked, where there is no digest
+	loose   []int32            // by endpoint: marked, where there is no digest
 	matched time.Time
 
 	serves []bool // by endpoint; nil: all
@@ -36,6 +37,12 @@ type query struct {
 	done     chan struct{}
 	decision Decision
 	err      error
+
+	// A bound query is kept in recent.
+	holders  atomic.Int32 // who knows it: the caller of Pick, recent
+	endpoint int          // that it was bound to
+	marking  marking
+	marked   atomic.Int64 // when all its marks were made, Unix time in ns; 0: not yet
 
 	matcher  match.Matcher
 	columns  []int32
@@ -57,6 +64,9 @@ func (q *query) reset(req Request, now time.Time) {
 	}
 	q.done, q.err, q.decision, q.table = nil, nil, Decision{}, nil
 	q.item = hold.Item[*query]{}
+	q.holders.Store(1)
+	q.marking = marking{}
+	q.marked.Store(0)
 }
 
 func (r *Request) session() string {
@@ -83,7 +93,7 @@ func (q *query) bind(t *table, h blockhash.Hasher) (err error) {
 	}
 	q.table = t
 	n := len(t.endpoints)
-	for _, s := range []*[]int32{&q.both, &q.digest, &q.all, &q.marked} {
+	for _, s := range []*[]int32{&q.both, &q.digest, &q.all, &q.loose} {
 		*s = slices.Grow((*s)[:0], n)[:n]
 		clear(*s)
 	}
@@ -154,7 +164,7 @@ func (q *query) match(now time.Time, l lookup) {
 		q.columns, q.columns2 = grown(q.columns, n), grown(q.columns2, n)
 		q.matcher.MatchBoth(t.blank, t.bareMarks, q.chains[g.size], g.want, nil, q.columns, q.columns2)
 		for _, m := range g.members {
-			q.marked[m.endpoint] = q.columns[m.column]
+			q.loose[m.endpoint] = q.columns[m.column]
 		}
 	}
 }
@@ -195,5 +205,5 @@ func (q *query) bound(other *query, endpoint int) {
 	}
 	shared := int32(low)
 	q.both[endpoint] = max(q.both[endpoint], shared)
-	q.marked[endpoint] = max(q.marked[endpoint], shared)
+	q.loose[endpoint] = max(q.loose[endpoint], shared)
 }

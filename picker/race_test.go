@@ -82,3 +82,31 @@ func TestConcurrentUse(t *testing.T) {
 		}
 	}
 }
+
+// TestCallsAtOnceLandTogether: ten calls with one prompt, all matched before the first is bound or its marks are made.
+func TestCallsAtOnceLandTogether(t *testing.T) {
+	f := newFleet(t, 8, nil)
+	ids := prompt(1, 8000)
+	var queries []*query
+	for range 10 {
+		queries = append(queries, f.prepared(time.Now(), Request{Model: "llama", TokenIDs: ids}))
+	}
+	for _, q := range queries {
+		f.mu.Lock()
+		_, err := f.admit(time.Now(), q)
+		f.mu.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := q.decision.Endpoint, queries[0].decision.Endpoint; got != want {
+			t.Errorf("bound to %s, the first one to %s", got.ID, want.ID)
+		}
+	}
+	for _, q := range queries {
+		q.makeMarks()
+		f.release(q)
+	}
+	if d := f.pick(Request{Model: "llama", TokenIDs: ids}); d.MatchedBlocks != 500 {
+		t.Errorf("%d blocks are marked, want 500", d.MatchedBlocks)
+	}
+}

@@ -138,10 +138,8 @@ func (p *Picker) Explain(ctx context.Context, req Request) (Receipt, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.freshen(now)
-	if t := p.table.Load(); q.table != t {
-		if err := p.rematch(now, q, t); err != nil {
-			return Receipt{}, err
-		}
+	if err := p.catchUp(now, q, false); err != nil {
+		return Receipt{}, err
 	}
 	policy := p.policy.Load()
 	q.policy = policy.of(req.session())
