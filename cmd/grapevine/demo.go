@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,7 +24,7 @@ func newDemoCommand() *cobra.Command {
 gossip, real HTTP), sends all of them the same three workloads, and prints what became of them.
 With --engines it sends a conversation workload to engines that are already there instead, under round robin
 and then under Grapevine.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			exe, err := os.Executable()
 			if err != nil {
@@ -37,6 +39,11 @@ and then under Grapevine.`,
 			}
 			if cfg.Speedup <= 0 || cfg.Engines < 1 || cfg.Scale <= 0 || cfg.Scale > 1 {
 				return usageError(fmt.Sprintf("--speedup %g, --fleet-size %d, --scale %g: give numbers above 0, --scale at most 1", cfg.Speedup, cfg.Engines, cfg.Scale))
+			}
+			for _, name := range cfg.Workloads {
+				if !slices.Contains(demo.WorkloadNames(), name) {
+					return usageError(fmt.Sprintf("--workloads %q: give one of %s", name, strings.Join(demo.WorkloadNames(), ", ")))
+				}
 			}
 			if len(engines.URLs) > 0 {
 				return demo.RunEngines(cmd.Context(), cfg, engines)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -29,26 +30,28 @@ on one H200, --speedup times as fast: numbers from it are emulation, never measu
 When it is ready it prints one JSON line with its addresses.`,
 		Example: `  grapevine engine --listen 127.0.0.1:8000 --events 'tcp://*:5557' --replay 'tcp://*:5558'
   grapevine engine --listen 127.0.0.1:0 --events 'tcp://127.0.0.1:0' --replay 'tcp://127.0.0.1:0' --speedup 10`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			var faults []error
 			switch format {
 			case "map":
 			case "array":
 				cfg.Events.Form.ArrayEvents = true
 			default:
-				return fmt.Errorf("--event-format %q: give map (vLLM 0.24 and later) or array", format)
+				faults = append(faults, fmt.Errorf("--event-format %q: give map (vLLM 0.24 and later) or array", format))
 			}
 			switch render {
 			case "open":
 			case "closed":
 				cfg.RenderClosed = true
 			default:
-				return fmt.Errorf("--render %q: give open or closed", render)
+				faults = append(faults, fmt.Errorf("--render %q: give open or closed", render))
 			}
 			for _, l := range loras {
 				name, path, ok := strings.Cut(l, "=")
 				if !ok {
-					return fmt.Errorf("--lora %q: give NAME=PATH", l)
+					faults = append(faults, fmt.Errorf("--lora %q: give NAME=PATH", l))
+					continue
 				}
 				cfg.Adapters = append(cfg.Adapters, pool.Adapter{Name: name, Path: path})
 			}
@@ -59,6 +62,9 @@ When it is ready it prints one JSON line with its addresses.`,
 			var err error
 			if cfg.Tokenizer, err = engine.Tiny(); err != nil {
 				return err
+			}
+			if err := errors.Join(append(faults, cfg.Validate())...); err != nil {
+				return usageError(err.Error())
 			}
 			e, err := engine.New(cfg)
 			if err != nil {

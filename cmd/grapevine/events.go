@@ -42,7 +42,7 @@ everything. Neither: at the end.`,
 		Example: `  grapevine events --connect tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:6557
   grapevine events --connect tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:6557 --summary
   grapevine events --file capture.jsonl.gz --chain prompts.jsonl`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()

@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,7 +25,7 @@ func newLoadCommand() *cobra.Command {
 		Short: "Send open-loop load to an OpenAI-compatible server and report TTFT, latency and cached tokens",
 		Example: `  grapevine load --target http://127.0.0.1:8080 --model tiny --rate 5 --requests 200 --prompt-tokens 4000 --shared-tokens 3500 --groups 10
   grapevine load --target http://127.0.0.1:8080 --model tiny --trace conversation.jsonl.gz --speedup 10`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Form = load.Form(form)
 			work.Poisson = arrivals == "poisson"
@@ -31,6 +33,8 @@ func newLoadCommand() *cobra.Command {
 			switch {
 			case cfg.Target == "" || cfg.Model == "":
 				return usageError("--target and --model are needed: the server's base URL and a model that it serves")
+			case !isURL(cfg.Target):
+				return usageError(fmt.Sprintf("--target %q: give a base URL, e.g. http://127.0.0.1:8080", cfg.Target))
 			case cfg.Speedup <= 0:
 				return usageError(fmt.Sprintf("--speedup %g: give a number above 0", cfg.Speedup))
 			case form != "ids" && form != "text" && form != "chat":
@@ -60,9 +64,15 @@ func newLoadCommand() *cobra.Command {
 			if asJSON {
 				enc := json.NewEncoder(cmd.OutOrStdout())
 				enc.SetIndent("", "  ")
-				return enc.Encode(rep)
+				if err := enc.Encode(rep); err != nil {
+					return err
+				}
+			} else {
+				rep.WriteTable(cmd.OutOrStdout())
 			}
-			rep.WriteTable(cmd.OutOrStdout())
+			if rep.Errors == rep.Requests {
+				return errors.New("every request failed")
+			}
 			return nil
 		},
 	}
@@ -86,6 +96,8 @@ func newLoadCommand() *cobra.Command {
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
 }
+
+func isURL(s string) bool { return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://") }
 
 // usageError is a fault in the command line: exit code 2.
 type usageError string

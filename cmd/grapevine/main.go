@@ -20,13 +20,31 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	root := newRoot()
+	if err := root.ExecuteContext(ctx); err != nil {
+		if errors.Is(err, context.Canceled) {
+			os.Exit(130)
+		}
+		if msg := err.Error(); msg != "" { // else it has been said
+			fmt.Fprintln(os.Stderr, "grapevine:", msg)
+		}
+		os.Exit(exitCode(err))
+	}
+}
+
+func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "grapevine",
 		Short:         "Prefix-cache-aware routing for vLLM fleets with no central index",
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args:          noArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError(fmt.Sprintf("%v; see %s --help", err, cmd.CommandPath()))
+	})
 	root.AddCommand(
 		newAgentCommand(),
 		newGatewayCommand(),
@@ -37,15 +55,15 @@ func main() {
 		newStatusCommand(),
 		newExplainCommand(),
 	)
-	if err := root.ExecuteContext(ctx); err != nil {
-		if errors.Is(err, context.Canceled) {
-			os.Exit(130)
-		}
-		if msg := err.Error(); msg != "" { // else it has been said
-			fmt.Fprintln(os.Stderr, "grapevine:", msg)
-		}
-		os.Exit(exitCode(err))
+	return root
+}
+
+// noArgs is cobra.NoArgs with the exit code of a usage error.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError(fmt.Sprintf("unknown command or argument %q; see %s --help", args[0], cmd.CommandPath()))
 	}
+	return nil
 }
 
 // exitCode is 2 for faults in flags or configuration, 1 for everything else.

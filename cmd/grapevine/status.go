@@ -27,7 +27,7 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what a gateway knows of its endpoints",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			body, err := call(cmd.Context(), http.MethodGet, admin, "/status", nil)
 			if err != nil {
@@ -106,7 +106,7 @@ func newExplainCommand() *cobra.Command {
 		Example: `  grapevine explain --request-id 7f0c...        # the X-Request-Id of an answer
   grapevine explain --file body.json            # nothing is sent to an engine
   echo '{"model":"tiny","prompt":[1,2,3]}' | grapevine explain --file - --path /v1/completions`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if (requestID == "") == (file == "") {
 				return usageError("give --request-id ID of a request that was answered, or --file with a request body")
@@ -194,6 +194,9 @@ func newTable(w io.Writer) table.Writer {
 
 // call asks a gateway's admin listener.
 func call(ctx context.Context, method, admin, path string, body []byte) ([]byte, error) {
+	if !isURL(admin) {
+		return nil, usageError(fmt.Sprintf("--admin %q: give the admin listener's URL, e.g. %s", admin, defaultAdmin))
+	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(admin, "/")+path, bytes.NewReader(body))
@@ -208,6 +211,9 @@ func call(ctx context.Context, method, admin, path string, body []byte) ([]byte,
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return nil, fmt.Errorf("read the gateway's answer: %w", err)
+	}
+	if resp.StatusCode == http.StatusNotFound && path == "/status" {
+		return nil, fmt.Errorf("%s has no /status: give --admin the gateway's --admin-listen address, not the one for clients", admin)
 	}
 	if resp.StatusCode != http.StatusOK {
 		var said struct {

@@ -151,7 +151,7 @@ func TestValidate(t *testing.T) {
 	if err == nil {
 		t.Fatal("an empty configuration is valid")
 	}
-	for _, field := range []string{"Model", "Tokenizer", "Speedup", "BlockSize", "MaxNumSeqs", "ChunkTokens", "Ranks", "adapter"} {
+	for _, field := range []string{"model", "Tokenizer", "speedup", "block-size", "max-num-seqs", "ChunkTokens", "data-parallel-size", "adapter"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("%s is not named in %v", field, err)
 		}

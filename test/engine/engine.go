@@ -94,7 +94,7 @@ func Default() Config {
 	}
 }
 
-// Validate names every field that cannot work.
+// Validate names every field that cannot work, as the flags of `grapevine engine` do.
 func (c Config) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -102,16 +102,16 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.Model != "", "Model is empty: give the served model name")
+	check(c.Model != "", "model is empty: give the served model name")
 	check(c.Tokenizer != nil, "Tokenizer is missing")
-	check(c.Speedup > 0 && !math.IsInf(c.Speedup, 0), "Speedup %g: give a number above 0", c.Speedup)
-	check(c.BlockSize > 0, "BlockSize %d: give a number of tokens above 0", c.BlockSize)
-	check(c.BlockSize <= 0 || c.KVTokens >= 2*c.BlockSize, "KVTokens %d: give at least two blocks", c.KVTokens)
-	check(c.MaxModelLen >= 0, "MaxModelLen %d: give 0 or more", c.MaxModelLen)
-	check(c.MaxNumSeqs > 0, "MaxNumSeqs %d: give 1 or more", c.MaxNumSeqs)
+	check(c.Speedup > 0 && !math.IsInf(c.Speedup, 0), "speedup %g: give a number above 0", c.Speedup)
+	check(c.BlockSize > 0, "block-size %d: give a number of tokens above 0", c.BlockSize)
+	check(c.BlockSize <= 0 || c.KVTokens >= 2*c.BlockSize, "kv-tokens %d: give at least two blocks", c.KVTokens)
+	check(c.MaxModelLen >= 0, "max-model-len %d: give 0 or more", c.MaxModelLen)
+	check(c.MaxNumSeqs > 0, "max-num-seqs %d: give 1 or more", c.MaxNumSeqs)
 	check(c.ChunkTokens > 0, "ChunkTokens %d: give 1 or more", c.ChunkTokens)
-	check(c.StreamInterval >= 0, "StreamInterval %d: give 0 or more", c.StreamInterval)
-	check(c.Ranks > 0 && c.Ranks <= 64, "Ranks %d: give 1 to 64", c.Ranks)
+	check(c.StreamInterval >= 0, "stream-interval %d: give 0 or more", c.StreamInterval)
+	check(c.Ranks > 0 && c.Ranks <= 64, "data-parallel-size %d: give 1 to 64", c.Ranks)
 	for _, a := range c.Adapters {
 		check(a.Name != "" && a.Name != c.Model, "adapter %q: give a name other than the model's", a.Name)
 	}
