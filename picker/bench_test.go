@@ -45,6 +45,20 @@ func BenchmarkPick(b *testing.B) {
 	}
 }
 
+// BenchmarkPickShort is a pick of a prompt of 500 tokens among 64 endpoints: all but hashing, matching and marks.
+func BenchmarkPickShort(b *testing.B) {
+	f := newFleet(b, 64, nil)
+	ids := prompt(1, 500)
+	b.ReportAllocs()
+	for b.Loop() {
+		d, err := f.Pick(b.Context(), Request{ID: "r", Model: "llama", TokenIDs: ids})
+		if err != nil {
+			b.Fatal(err)
+		}
+		f.Done(d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+	}
+}
+
 // BenchmarkPickParallel is BenchmarkPick with 64 endpoints by 64 callers at once, each prompt new to the fleet but for its
 // first half.
 func BenchmarkPickParallel(b *testing.B) {

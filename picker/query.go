@@ -82,8 +82,8 @@ func (q *query) bind(t *table, h blockhash.Hasher) (err error) {
 		return err
 	}
 	q.avoid = nil
-	for i, e := range t.endpoints {
-		if slices.Contains(q.req.Avoid, e.public.ID) {
+	for _, id := range q.req.Avoid {
+		if i := slices.IndexFunc(t.endpoints, func(e *endpoint) bool { return e.public.ID == id }); i >= 0 {
 			q.avoid = padBools(q.avoid, len(t.endpoints))
 			q.avoid[i] = true
 		}

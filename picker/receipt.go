@@ -77,9 +77,9 @@ func (p *Picker) receipt(now time.Time, q *query, d *Decision, limit int) Receip
 			}
 		}
 	}
-	r.Candidates = p.receipts.candidates(limit)
-	for _, i := range p.cheapest {
-		r.Candidates = append(r.Candidates, p.explained(q, &p.candidates[i]))
+	r.Candidates = p.receipts.candidates(limit)[:len(p.cheapest)]
+	for k, i := range p.cheapest {
+		p.explain(&r.Candidates[k], q, &p.candidates[i])
 	}
 	return r
 }
@@ -110,12 +110,13 @@ func cheapest(dst []int, c []score.Candidate, n int) []int {
 	return dst
 }
 
-func (p *Picker) explained(q *query, c *score.Candidate) Candidate {
+// explain fills in out, field by field: it is made where it stays.
+func (p *Picker) explain(out *Candidate, q *query, c *score.Candidate) {
 	e := q.table.endpoints[c.Index]
-	out := Candidate{
-		Endpoint: e.public.ID, Rung: p.rung(q, c.Index), DigestAgeMs: -1, Trust: 1,
-		Ready: c.Ready, Stale: c.Stale, Full: c.Full, WaitMs: c.Wait, CostMs: c.Cost, Terms: c.Terms,
-	}
+	out.Endpoint, out.Rung = e.public.ID, p.rung(q, c.Index)
+	out.DigestAgeMs, out.Trust = -1, 1
+	out.Ready, out.Stale, out.Full = c.Ready, c.Stale, c.Full
+	out.WaitMs, out.CostMs, out.Terms = c.Wait, c.Cost, c.Terms
 	out.MatchedBlocks, out.DigestBlocks = p.matchedBlocks(q, c.Index)
 	if e.age >= 0 {
 		out.DigestAgeMs = ms(e.age)
@@ -123,7 +124,6 @@ func (p *Picker) explained(q *query, c *score.Candidate) Candidate {
 	if out.Rung <= RungSuspect {
 		out.Trust = e.trust()
 	}
-	return out
 }
 
 // Explain returns the receipt that a request would get now, with all candidates. Nothing is bound. The endpoint is empty
