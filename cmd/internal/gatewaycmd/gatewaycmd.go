@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"reflect"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,7 +56,11 @@ func Default() Config {
 func (c Config) Validate() error {
 	errs := []error{c.PickerConfig.Validate(), c.ProxyConfig.Validate()}
 	for _, a := range []struct{ field, addr string }{{"listen", c.Listen}, {"admin-listen", c.AdminListen}} {
-		if _, _, err := net.SplitHostPort(a.addr); err != nil {
+		_, port, err := net.SplitHostPort(a.addr)
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil {
 			errs = append(errs, config.Fault{Field: a.field, Value: a.addr, Problem: err.Error(), Remedy: "give host:port, e.g. 127.0.0.1:8080"})
 		}
 	}
@@ -128,13 +133,15 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	group.Go(func() error {
 		config.Watch(groupCtx, fs, Default(), time.Second, func(c Config, err error) {
 			if err == nil {
-				err = pick.SetPolicy(c.Policy)
+				err = pick.SetPolicy(c.Policy) // says what it changes
 			}
 			if err != nil {
 				log.Error("configuration file not taken over", slog.Any("error", err))
 				return
 			}
-			log.Info("policy reloaded", slog.Any("policy", c.Policy))
+			if needsRestart(cfg, c) {
+				log.Warn("settings that changed wait for a restart: only policy, holding and speculating are taken over while the gateway runs")
+			}
 		})
 		return nil
 	})
@@ -161,6 +168,12 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 		return nil
 	}
 	return err
+}
+
+// needsRestart reports whether a new configuration differs from the running one in more than the policy.
+func needsRestart(running, changed Config) bool {
+	changed.Policy = running.Policy
+	return !reflect.DeepEqual(running, changed)
 }
 
 // listen opens a listener; a port that is taken is said with its remedy.
