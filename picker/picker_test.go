@@ -293,6 +293,33 @@ func TestModels(t *testing.T) {
 	}
 }
 
+func TestAgentThatHearsNoEventsKnowsNoCache(t *testing.T) {
+	f := newFleet(t, 1, nil)
+	tell := func(state string) {
+		a := f.agents[0]
+		a.info.Version++
+		a.info.KVEvents = state
+		f.sendInfo(a)
+		f.tick()
+	}
+	rung := func() Rung { return f.Status().Endpoints[0].Rung }
+	for _, state := range []string{"silent", "absent"} {
+		tell(state)
+		if got := rung(); got != RungLoad {
+			t.Errorf("events %s: rung %v, want load", state, got)
+		}
+	}
+	req := Request{ID: "a", TokenIDs: prompt(1, 1000)}
+	f.Done(f.pick(req), answered(0, 1000))
+	if d := f.pick(req); d.Rung != RungSpeculation || d.MatchedBlocks == 0 || d.DigestBlocks != 0 {
+		t.Errorf("rung %v with %d blocks, want those of the request before, by speculation", d.Rung, d.MatchedBlocks)
+	}
+	tell("ok")
+	if got := rung(); got != RungDigest {
+		t.Errorf("events again: rung %v, want digest", got)
+	}
+}
+
 func TestRanksThatARestartTookAwayAreGone(t *testing.T) {
 	f := newFleet(t, 1, nil)
 	a := f.agents[0]

@@ -241,7 +241,7 @@ func (p *Picker) addSlot(t *table, st stream) {
 		s.size = len(t.sizes)
 		t.sizes = append(t.sizes, s.blockSize)
 	}
-	if st.view != nil && st.view.GPU.Matrix != nil {
+	if st.view != nil && st.view.GPU.Matrix != nil && !deaf(s.info) {
 		s.group, s.column = t.addDigest(st.view.GPU, s.size, index), st.view.GPU.Index
 		if all := st.view.All; all.Matrix != nil {
 			t.addTier(all, s.size, index)
@@ -263,6 +263,9 @@ func (p *Picker) addSlot(t *table, st stream) {
 	t.endpoints = append(t.endpoints, e)
 	t.slots = append(t.slots, s)
 }
+
+// deaf reports whether an agent hears nothing of its engine's cache: its empty digest is no knowledge.
+func deaf(info *wire.Info) bool { return info.KVEvents == "absent" || info.KVEvents == "silent" }
 
 // clock returns the time to judge the age of digests by.
 func (t *table) clock(now time.Time) time.Time {
