@@ -31,7 +31,9 @@ type answerOf struct {
 // broadcast sends a dev or adapter request to every endpoint and joins the answers: 200 if all
 // said 200, else 502 with what each said.
 func (p *Proxy) broadcast(w http.ResponseWriter, r *http.Request) {
-	body, status, err := p.readBody(w, r, maxBroadcastBody)
+	var taken int64
+	defer func() { p.free(taken) }()
+	body, status, err := p.readBody(w, r, maxBroadcastBody, &taken)
 	switch {
 	case status == statusClientGone:
 		panic(http.ErrAbortHandler)

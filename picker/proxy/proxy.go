@@ -32,6 +32,7 @@ import (
 // Config of a Proxy. The zero value of a limit means its default.
 type Config struct {
 	MaxBodyBytes    int64         `json:"max-body-bytes" help:"largest request body; larger ones are answered 413"`
+	MaxBodiesBytes  int64         `json:"max-bodies-bytes" help:"bytes of the bodies of all requests in progress; further ones are answered 429"`
 	MaxConcurrent   int           `json:"max-concurrent" help:"requests in progress at most, held ones included; further ones are answered 429"`
 	DialTimeout     time.Duration `json:"dial-timeout" help:"limit on connecting to an endpoint; after it the next endpoint is tried"`
 	ClientTimeout   time.Duration `json:"client-timeout" help:"how long a client may take to send its body, and to take in each part of its answer"`
@@ -49,14 +50,15 @@ type Config struct {
 // Default returns the configuration that suits most gateways.
 func Default() Config {
 	return Config{
-		MaxBodyBytes:  32 << 20,
-		MaxConcurrent: 4096,
-		DialTimeout:   500 * time.Millisecond,
-		ClientTimeout: time.Minute,
-		HeaderWait:    10 * time.Millisecond,
-		MaxRetryShare: 0.1,
-		SessionHeader: "X-Session-Id",
-		FlowHeader:    "X-Flow-Id",
+		MaxBodyBytes:   32 << 20,
+		MaxBodiesBytes: 1 << 30,
+		MaxConcurrent:  4096,
+		DialTimeout:    500 * time.Millisecond,
+		ClientTimeout:  time.Minute,
+		HeaderWait:     10 * time.Millisecond,
+		MaxRetryShare:  0.1,
+		SessionHeader:  "X-Session-Id",
+		FlowHeader:     "X-Flow-Id",
 	}
 }
 
@@ -69,6 +71,7 @@ func (c Config) Validate() error {
 		}
 	}
 	fault(c.MaxBodyBytes < 1<<10, "max-body-bytes", c.MaxBodyBytes, "is too small", "give at least 1024")
+	fault(c.MaxBodiesBytes < c.MaxBodyBytes, "max-bodies-bytes", c.MaxBodiesBytes, "is less than max-body-bytes", "give room for several bodies")
 	fault(c.MaxConcurrent < 1, "max-concurrent", c.MaxConcurrent, "is too small", "give at least 1")
 	fault(c.DialTimeout <= 0, "dial-timeout", c.DialTimeout, "is not positive", "give a duration such as 500ms")
 	fault(c.ClientTimeout <= 0, "client-timeout", c.ClientTimeout, "is not positive", "give a duration such as 1m")
@@ -118,6 +121,7 @@ type Proxy struct {
 	deaths    *deathList
 	draining  atomic.Bool
 	slots     chan struct{} // one per request in progress
+	bodies    atomic.Int64  // bytes of their bodies
 }
 
 // New returns a Proxy that picks with p and reads prompts with r. log and reg may be nil.

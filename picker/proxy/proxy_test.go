@@ -557,10 +557,10 @@ func TestDrain(t *testing.T) {
 }
 
 func TestConfigNamesEveryFault(t *testing.T) {
-	cfg := Config{AllowPaths: []string{"x", "/v1/completions", "/v9/{x", "/a b", "/c", "/c", "/d/"}, HeaderWait: time.Hour, MaxRetryShare: 2}
+	cfg := Config{MaxBodiesBytes: -1, AllowPaths: []string{"x", "/v1/completions", "/v9/{x", "/a b", "/c", "/c", "/d/"}, HeaderWait: time.Hour, MaxRetryShare: 2}
 	err := cfg.Validate()
 	for _, want := range []string{
-		"max-body-bytes", "max-concurrent", "dial-timeout", "client-timeout", "header-wait", "max-retry-share",
+		"max-body-bytes", "max-bodies-bytes", "max-concurrent", "dial-timeout", "client-timeout", "header-wait", "max-retry-share",
 		`"x" is no plain path`, `"/v1/completions" is served already`, `"/v9/{x" is no plain path`, `"/a b" is no`, `"/c" is served already`, `"/d/" is no`,
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -609,6 +609,37 @@ func TestBodiesThatDoNotCome(t *testing.T) {
 				t.Errorf("got %q, want status %s in OpenAI's shape", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestBodiesTogetherHaveALimit(t *testing.T) {
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	e := engine(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.URL.Path == chatPath {
+			arrived <- struct{}{}
+			<-goOn
+		}
+	})
+	cfg := Default()
+	cfg.MaxBodyBytes, cfg.MaxBodiesBytes = 4<<10, 6<<10
+	g := newGateway(t, cfg, e.URL)
+	body := `{"messages":[],"user":"` + strings.Repeat("x", 3<<10) + `"}`
+	var wg sync.WaitGroup
+	wg.Go(func() { post(t, g.URL+chatPath, body) })
+	<-arrived
+	resp, text := post(t, g.URL+chatPath, body)
+	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "--max-bodies-bytes") {
+		t.Errorf("second body: %d %s", resp.StatusCode, text)
+	}
+	if resp, text := post(t, g.URL+"/tokenize", `{"prompt":"x"}`); resp.StatusCode != http.StatusOK {
+		t.Errorf("small body: %d %s", resp.StatusCode, text)
+	}
+	close(goOn)
+	wg.Wait()
+	g.Server.Close() // waits for the requests' end on this side
+	if left := g.proxy.bodies.Load(); left != 0 {
+		t.Errorf("%d bytes are still counted", left)
 	}
 }
 

@@ -25,6 +25,7 @@ type call struct {
 	id       string
 	body     []byte // as sent on: with usage asked for
 	original []byte // as it came
+	taken    int64  // by the body, of MaxBodiesBytes
 	strip    bool   // usage was asked for here and is taken out again
 	req      *openai.Request
 	pick     picker.Request
@@ -55,6 +56,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	defer p.metrics.inFlight.Dec()
 	p.budget.begin()
 	defer p.budget.end()
+	defer func() { p.free(c.taken) }()
 
 	if p.read(c) && p.resolve(c) {
 		p.forward(c)
@@ -87,13 +89,16 @@ func (p *Proxy) fail(c *call, status int, typ, msg string) {
 
 // read takes the body in and understands it. False: answered.
 func (p *Proxy) read(c *call) bool {
-	body, status, err := p.readBody(c.w, c.r, p.cfg.MaxBodyBytes)
+	body, status, err := p.readBody(c.w, c.r, p.cfg.MaxBodyBytes, &c.taken)
 	switch {
 	case status == statusClientGone:
 		c.status = statusClientGone
 		return false
 	case status == http.StatusRequestEntityTooLarge:
 		p.fail(c, status, "invalid_request_error", err.Error()+" (--max-body-bytes)")
+		return false
+	case status == http.StatusTooManyRequests:
+		p.fail(c, status, "overloaded_error", err.Error())
 		return false
 	case err != nil:
 		p.fail(c, status, "invalid_request_error", err.Error())
