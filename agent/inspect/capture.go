@@ -83,7 +83,7 @@ func ReadCapture(r io.Reader, now time.Time, x *Inspector, o CaptureOptions) err
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return fmt.Errorf("read capture behind line %d: %w", line, err)
+		return fmt.Errorf("read capture after %d lines: %w: it is damaged, or was cut off while it was written", line+1, err)
 	}
 	return nil
 }

@@ -249,6 +249,7 @@ func TestReadCaptureErrors(t *testing.T) {
 		{"no payload", "\n{\"topic\": \"x\"}\n", "line 1: no payload_b64"},
 		{"no number", `{"topic": "x", "payload_b64": "kw=="}`, "16 hex digits"},
 		{"base64", `{"seq_hex": "0000000000000000", "payload_b64": "%"}`, "--record"},
+		{"gzip that is cut off", "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff", "after 0 lines"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := ReadCapture(strings.NewReader(c.text), start, New(false, nil), CaptureOptions{})
