@@ -98,6 +98,9 @@ func (u *unit) NodeUp(_ time.Time, m mesh.Member) {
 		u.pickers[m.Hash] = m
 		u.sendInfo(m.Hash)
 		u.poke()
+	case m.Role == mesh.RolePicker:
+		u.log.Info("gateway routes for another pool, it is told nothing", slog.String(keyNode, m.Name), slog.String(keyPool, m.Pool),
+			slog.String(keyRemedy, "if it should route to this engine, give both the same --pool"))
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 	keyVersion  = "version"
 	keyModel    = "model"
 	keyState    = "state"
+	keyPool     = "pool"
 )
 
 // NewLogger returns a logger with the configured level and format.

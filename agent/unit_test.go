@@ -59,6 +59,14 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100",enable_prefix_cachin
 	return enginemetrics.Scrape{At: testBase.Add(time.Duration(at) * time.Second), Sample: s}
 }
 
+func TestGatewayOfAnotherPoolIsSaidInWords(t *testing.T) {
+	u, log := testUnit(t)
+	u.NodeUp(testBase, mesh.Member{Name: "g", Role: mesh.RolePicker, Pool: "other"})
+	if got := log.String(); !strings.Contains(got, "pool=other") || !strings.Contains(got, "--pool") || len(u.pickers) != 0 {
+		t.Errorf("%d gateways, log:\n%s", len(u.pickers), got)
+	}
+}
+
 func TestSilentEngineIsSaidInWords(t *testing.T) {
 	u, log := testUnit(t)
 	for at, tokens := range []int{0, 5000, 5000, 9000} {
