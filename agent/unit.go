@@ -21,7 +21,8 @@ const (
 	factsEvery    = 15 * time.Second // between looks for new adapters
 	snapshotEvery = 30 * time.Second
 	// downAfter is how many scrapes in a row must fail before the engine counts as
-	// down; an engine under load answers late now and then.
+	// down; an engine under load answers late now and then. One that took the whole
+	// engineTimeout is enough: requests would find the engine as stuck.
 	downAfter = 3
 	// packetsPerPicker: with n agents each sends no more often than every n times this.
 	packetsPerPicker = 500 * time.Microsecond
@@ -209,6 +210,9 @@ func (u *unit) scraped(sc enginemetrics.Scrape) {
 	if sc.Err != nil {
 		u.counts.scrapeErrors++
 		u.failures++
+		if u.up && sc.Took >= engineTimeout {
+			u.failures = max(u.failures, downAfter)
+		}
 		u.engineDown(sc.Err)
 		return
 	}

@@ -59,6 +59,33 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100",enable_prefix_cachin
 	return enginemetrics.Scrape{At: testBase.Add(time.Duration(at) * time.Second), Sample: s}
 }
 
+func TestEngineDown(t *testing.T) {
+	failed := func(took time.Duration) enginemetrics.Scrape {
+		return enginemetrics.Scrape{At: testBase, Err: errors.New("no answer"), Took: took}
+	}
+	for _, tt := range []struct {
+		name    string
+		scrapes []enginemetrics.Scrape
+		down    bool
+	}{
+		{"late once or twice", []enginemetrics.Scrape{failed(time.Second), failed(time.Second)}, false},
+		{"late again and again", []enginemetrics.Scrape{failed(time.Second), failed(time.Second), failed(time.Second)}, true},
+		{"stuck", []enginemetrics.Scrape{failed(engineTimeout)}, true},
+		{"stuck, then back", []enginemetrics.Scrape{failed(engineTimeout), scrape(t, 9, 0)}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			u, _ := testUnit(t)
+			u.scraped(scrape(t, 0, 0))
+			for _, sc := range tt.scrapes {
+				u.scraped(sc)
+			}
+			if down := u.streams[0].flags&wire.EngineDown != 0; down != tt.down {
+				t.Errorf("down %v, want %v", down, tt.down)
+			}
+		})
+	}
+}
+
 func TestGatewayOfAnotherPoolIsSaidInWords(t *testing.T) {
 	u, log := testUnit(t)
 	u.NodeUp(testBase, mesh.Member{Name: "g", Role: mesh.RolePicker, Pool: "other"})
