@@ -35,8 +35,8 @@ test: deps ## all tests (no GPU, no cluster, no engine needed)
 	$(GO) test ./...
 
 .PHONY: race
-race: deps ## all tests under the race detector
-	$(GO) test -race ./...
+race: deps ## the tests under the race detector (not test/e2e: its processes are built without)
+	$(GO) test -race $$($(GO) list ./... | grep -v /test/e2e)
 
 .PHONY: fuzz
 fuzz: deps ## each fuzz target for FUZZTIME (30s)
