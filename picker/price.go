@@ -63,26 +63,31 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 			continue
 		}
 		l := &lanes[i]
-		f := &l.facts
-		switch {
-		case q.req.NoCacheRead:
-			f.Matched, f.MatchedAll, f.Trust = 0, 0, 1
-		case l.digest:
-			f.Matched, f.MatchedAll, f.Trust = int(q.both[i]), int(q.all[i]), l.trust
-		default:
-			f.Matched, f.MatchedAll, f.Trust = int(q.loose[i]), 0, 1
-		}
-		if !l.nextEnd.IsZero() {
-			if !now.Before(l.nextEnd) {
-				p.book(now, q.table.endpoints[i])
-			}
-			f.Queue = ms(max(0, l.idle.Sub(now)))
-		}
-		p.params.Price(&p.candidates[used], &r, f, i)
+		p.prepare(now, q, i, l)
+		p.params.Price(&p.candidates[used], &r, &l.facts, i)
 		used++
 	}
 	p.candidates = p.candidates[:used]
 	return p.candidates
+}
+
+// prepare adds to an endpoint's facts what depends on the request and on the time.
+func (p *Picker) prepare(now time.Time, q *query, i int, l *lane) {
+	f := &l.facts
+	switch {
+	case q.req.NoCacheRead:
+		f.Matched, f.MatchedAll, f.Trust = 0, 0, 1
+	case l.digest:
+		f.Matched, f.MatchedAll, f.Trust = int(q.both[i]), int(q.all[i]), l.trust
+	default:
+		f.Matched, f.MatchedAll, f.Trust = int(q.loose[i]), 0, 1
+	}
+	if !l.nextEnd.IsZero() {
+		if !now.Before(l.nextEnd) {
+			p.book(now, q.table.endpoints[i])
+		}
+		f.Queue = ms(max(0, l.idle.Sub(now)))
+	}
 }
 
 // hasDigest reports whether an endpoint's digest can be used now.
