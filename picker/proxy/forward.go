@@ -47,7 +47,7 @@ func (p *Proxy) send(c *call) (picker.Outcome, result) {
 	if c.decision.Endpoint.Ranks > 1 {
 		req.Header.Set("X-Data-Parallel-Rank", strconv.Itoa(c.decision.Endpoint.Rank))
 	}
-	own := time.Since(c.arrived) - c.held
+	own := time.Since(c.received) - c.held
 	p.metrics.own.Observe(own.Seconds())
 	resp, err := p.transport.RoundTrip(req)
 	if err != nil {

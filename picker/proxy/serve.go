@@ -30,7 +30,8 @@ type call struct {
 	req      *openai.Request
 	pick     picker.Request
 	decision picker.Decision
-	arrived  time.Time
+	arrived  time.Time // its headers
+	received time.Time // all of its body
 	held     time.Duration
 
 	status    int  // answered; 0 while nothing has been written
@@ -104,7 +105,7 @@ func (p *Proxy) read(c *call) bool {
 		p.fail(c, status, "invalid_request_error", err.Error())
 		return false
 	}
-	c.original = body
+	c.original, c.received = body, time.Now()
 	p.metrics.bodies.Observe(float64(len(c.original)))
 	req, err := openai.Parse(c.r.URL.Path, c.original)
 	if err != nil {
