@@ -73,7 +73,7 @@ type ScoreConfig struct {
 	VictimTau         time.Duration `json:"victim-tau" help:"idle age at which an evicted block's recompute counts 1/e"`
 	LowerTierPerToken time.Duration `json:"lower-tier-per-token" help:"time to load a token's KV from a lower tier"`
 	Interference      float64       `json:"interference" help:"share of the slower decode that counts"`
-	ReadyWithin       time.Duration `json:"ready-within" help:"an endpoint whose queue is over by then is ready"`
+	ReadyWithin       time.Duration `json:"ready-within" help:"an endpoint whose queue is over by then is ready: the time that a request takes from here to its engine"`
 	MemoryWait        time.Duration `json:"memory-wait" help:"wait for KV memory where nothing better is known"`
 	OutputTokens      int           `json:"output-tokens" help:"answer length assumed until answers were seen"`
 	PrefillOverhead   time.Duration `json:"prefill-overhead" help:"prefill time of a request where unknown"`
@@ -145,7 +145,7 @@ func Default() Config {
 func (c Config) Scaled(s float64) Config {
 	for _, d := range []*time.Duration{
 		&c.Hold.MaxAge, &c.Hold.AgeGrowth,
-		&c.Score.VictimTau, &c.Score.LowerTierPerToken, &c.Score.ReadyWithin, &c.Score.MemoryWait,
+		&c.Score.VictimTau, &c.Score.LowerTierPerToken, &c.Score.MemoryWait,
 		&c.Score.PrefillOverhead, &c.Score.PrefillPerToken,
 		&c.Speculation.Life,
 	} {

@@ -124,7 +124,7 @@ func TestPrefillEnds(t *testing.T) {
 		end  func(f *fleet, d Decision)
 		want time.Duration // that the second request waits
 	}{
-		{"predicted end", func(*fleet, Decision) {}, 800 * time.Millisecond},
+		{"predicted end, less the time to get there", func(*fleet, Decision) {}, 775 * time.Millisecond},
 		{"first token", func(f *fleet, d Decision) { f.FirstToken(d) }, 300 * time.Millisecond},
 		{"cancelled", func(f *fleet, d Decision) { f.Done(d, Outcome{Cancelled: true, CachedTokens: -1}) }, 300 * time.Millisecond},
 		{"last block in the digest", func(f *fleet, _ Decision) { f.holds(0, ids) }, 300 * time.Millisecond},

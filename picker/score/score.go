@@ -60,7 +60,7 @@ func Default() Params {
 		LowerTier:    0.006,
 		Interference: 0.05,
 		PerRunning:   5,
-		ReadyWithin:  10,
+		ReadyWithin:  25,
 		MemoryWait:   3_000,
 		MemoryMax:    10_000,
 		FreeShare:    0.03,
