@@ -51,6 +51,8 @@ func (p *Process) Start() error {
 	defer log.Close()
 	cmd := exec.Command(p.exe, p.args...)
 	cmd.Stdout, cmd.Stderr = log, log
+	// Two dozen processes with small heaps on a small machine would collect all the time.
+	cmd.Env = append([]string{"GOGC=400"}, os.Environ()...) // what is set outside wins
 	// A parent that is killed takes its children along.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
