@@ -158,6 +158,9 @@ func (r *reader) crcs() []SegmentCRC {
 		r.fail(ErrShort)
 		return nil
 	}
+	if n == 0 {
+		return nil // as if the field were absent
+	}
 	list := make([]SegmentCRC, n)
 	for i := range list {
 		list[i] = SegmentCRC{Tier: r.tier(), Segment: r.u16(), CRC: r.u32()}
