@@ -95,6 +95,9 @@ func (n *Nack) decode(r *reader) {
 		case 2:
 			n.Tier = v.tier()
 			count := v.uvMax("segment count", MaxNackSegments)
+			if count == 0 {
+				n.Tier = 0 // of nothing: as if the field were absent
+			}
 			if count*2 > uint64(len(v.b)) {
 				v.fail(ErrShort)
 				return
