@@ -69,11 +69,16 @@ func up(t *testing.T, o cluster.Options) *cluster.Fleet {
 	return f
 }
 
-// documents is the document workload cut down to the given number of questions per user, with a gap of 3 s of
+// documents is the document workload cut down to the given number of questions per user, with a mean gap of 6 s of
 // emulated time between two questions of a user.
 func documents(users, questions int) []load.Request {
+	return newDocuments(load.DefaultDocuments().Seed, users, questions)
+}
+
+// newDocuments is the same with documents of its own for each seed.
+func newDocuments(seed uint64, users, questions int) []load.Request {
 	w := load.DefaultDocuments()
-	w.Users, w.Questions, w.Gap = users, questions, 6*time.Second
+	w.Seed, w.Users, w.Questions, w.Gap = seed, users, questions, 6*time.Second
 	return w.Requests(load.DefaultVocabulary())
 }
 
