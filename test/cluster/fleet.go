@@ -26,6 +26,8 @@ type Options struct {
 	Model   string
 	// EngineArgs, AgentArgs and GatewayArgs are appended to what the fleet sets.
 	EngineArgs, AgentArgs, GatewayArgs []string
+	// Ports hands out the ports; fleets that run at the same time share one. Nil: the fleet has its own.
+	Ports *Ports
 	// Wrap, if set, gives the address under which a gossip port is advertised, so that a test
 	// can sit in between. It is called with the process's name and its real port.
 	Wrap func(name string, port int) (advertise int, err error)
@@ -63,6 +65,9 @@ type Gateway struct {
 // Up starts the fleet and waits until every endpoint's digest is known to the gateway.
 // On error everything is taken down again.
 func Up(ctx context.Context, o Options) (_ *Fleet, err error) {
+	if o.Ports == nil {
+		o.Ports = &Ports{}
+	}
 	f := &Fleet{Options: o, Client: &http.Client{Timeout: 10 * time.Second}}
 	defer func() {
 		if err != nil {
@@ -92,7 +97,7 @@ func Up(ctx context.Context, o Options) (_ *Fleet, err error) {
 
 // AddEngine starts one more engine without an agent.
 func (f *Fleet) AddEngine() error {
-	ports, err := FreePorts(3)
+	ports, err := f.Ports.Take(3)
 	if err != nil {
 		return err
 	}
@@ -114,7 +119,7 @@ func (f *Fleet) AddEngine() error {
 // AddGateway starts one more gateway that knows all engines from a static list and joins the
 // gateways before it. It does not wait for it.
 func (f *Fleet) AddGateway() (*Gateway, error) {
-	ports, err := FreePorts(3)
+	ports, err := f.Ports.Take(3)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +161,7 @@ func (f *Fleet) addAgent(i int) error {
 }
 
 func (f *Fleet) startAgent(name, engines string) (*Agent, error) {
-	ports, err := FreePorts(2)
+	ports, err := f.Ports.Take(2)
 	if err != nil {
 		return nil, err
 	}

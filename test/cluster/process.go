@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,17 +111,29 @@ func (p *Process) Tail(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// FreePorts returns n different ports that are free now for TCP and UDP on all addresses. They are drawn at random
+// Ports hands out ports of this machine, each once. The zero value is ready; safe for concurrent use.
+type Ports struct {
+	mu    sync.Mutex // guards given
+	given map[int]bool
+}
+
+// Take returns n different ports that are free now for TCP and UDP on all addresses. They are drawn at random
 // from below the range that the kernel gives to outgoing connections, so that nobody else takes them soon.
-func FreePorts(n int) ([]int, error) {
+func (p *Ports) Take(n int) ([]int, error) {
 	const first, last, tries = 10_000, 32_000, 1000
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.given == nil {
+		p.given = map[int]bool{}
+	}
 	var ports []int
 	for range tries {
 		if len(ports) == n {
 			return ports, nil
 		}
 		port := first + rand.IntN(last-first)
-		if !slices.Contains(ports, port) && free(port) {
+		if !p.given[port] && free(port) {
+			p.given[port] = true
 			ports = append(ports, port)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -81,9 +82,13 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	keepLogs := true // whenever there is something to find in them
 	defer func() {
 		for _, f := range fleets {
 			f.Down()
+		}
+		if !keepLogs {
+			os.RemoveAll(dir)
 		}
 	}()
 
@@ -109,6 +114,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if cfg.Keep {
 		keep(ctx, cfg.Out, fleets)
 	}
+	keepLogs = slices.ContainsFunc(rep.Workloads, func(r Row) bool { return r.Errors > 0 })
 	return rep, nil
 }
 
@@ -118,12 +124,13 @@ func up(ctx context.Context, cfg Config, dir string) ([]*cluster.Fleet, error) {
 	if err := tinymodel.Extract(model); err != nil {
 		return nil, err
 	}
+	ports := &cluster.Ports{}
 	fleets := make([]*cluster.Fleet, len(fleetPolicies))
 	errs := make([]error, len(fleetPolicies))
 	var wg sync.WaitGroup
 	for i, p := range fleetPolicies {
 		wg.Go(func() {
-			o := cluster.Options{Name: p[0], Exe: cfg.Exe, Dir: dir, Engines: cfg.Engines, Speedup: cfg.Speedup, Policy: p[1], Model: "tiny"}
+			o := cluster.Options{Name: p[0], Exe: cfg.Exe, Dir: dir, Engines: cfg.Engines, Speedup: cfg.Speedup, Policy: p[1], Model: "tiny", Ports: ports}
 			o.GatewayArgs = []string{"--model", "tiny=" + model}
 			o.EngineArgs = []string{"--stream-interval", strconv.Itoa(streamInterval)}
 			if p[1] == "prefix" {

@@ -53,7 +53,7 @@ func RunEngines(ctx context.Context, cfg Config, e EnginesConfig) error {
 		return err
 	}
 	f := &cluster.Fleet{
-		Options: cluster.Options{Name: "demo", Exe: cfg.Exe, Dir: dir, Speedup: 1, Model: e.Model},
+		Options: cluster.Options{Name: "demo", Exe: cfg.Exe, Dir: dir, Speedup: 1, Model: e.Model, Ports: &cluster.Ports{}},
 		Client:  &http.Client{Timeout: 10 * time.Second},
 	}
 	for _, url := range e.URLs {

@@ -83,9 +83,12 @@ func needEngine(t *testing.T) (venv, bin string) {
 	return venv, bin
 }
 
+// portPool is the run's own.
+var portPool cluster.Ports
+
 func ports(t *testing.T, n int) []int {
 	t.Helper()
-	p, err := cluster.FreePorts(n)
+	p, err := portPool.Take(n)
 	if err != nil {
 		t.Fatal(err)
 	}
