@@ -196,6 +196,9 @@ func (m *Mesh) Run(ctx context.Context) error {
 	m.setList(ml)
 	m.log.Info("gossip started", slog.String(keyNode, m.cfg.NodeName), slog.String(keyRole, m.cfg.Role.String()),
 		slog.String(keyPool, m.cfg.Pool), slog.String(keyAddr, m.LocalAddr()), slog.Bool("encrypted", m.ring != nil))
+	if ip, _, err := m.trans.FinalAdvertiseAddr(m.cfg.AdvertiseAddr, m.cfg.AdvertisePort); m.ring == nil && err == nil && !ip.IsLoopback() {
+		m.log.Warn("gossip is not encrypted, and anybody who reaches its port can take part", slog.String(keyRemedy, "give all nodes the same key file"))
+	}
 
 	// What is queued when ctx ends is still sent, the last words of an agent
 	// among it; hence two contexts.
