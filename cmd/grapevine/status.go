@@ -54,7 +54,7 @@ func writeStatus(w io.Writer, s *picker.Status) {
 	fmt.Fprintf(w, "pool %s: %d endpoints, %d with an agent that reports; models: %s\n", s.Pool, len(s.Endpoints), s.Reporting, orNone(strings.Join(s.Models, ", ")))
 	fmt.Fprintf(w, "held: %d requests, %d uncached tokens; endpoints wanted: %d\n", s.Held.Requests, s.Held.UncachedTokens, s.Held.Wanted)
 	if s.Frozen {
-		fmt.Fprintln(w, "view frozen: many agents fell silent at once, or this gateway stalled")
+		fmt.Fprintln(w, "view frozen for a few seconds: many agents fell silent at once, or this gateway got no CPU for over 200 ms; ages are as of then")
 	}
 	if s.Draining {
 		fmt.Fprintln(w, "draining")

@@ -8,9 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,6 +66,11 @@ func (c Config) Validate() error {
 		}
 		if err != nil {
 			errs = append(errs, config.Fault{Field: a.field, Value: a.addr, Problem: err.Error(), Remedy: "give host:port, e.g. 127.0.0.1:8080"})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Model)) {
+		if _, err := os.Stat(filepath.Join(c.Model[name], "tokenizer.json")); err != nil {
+			errs = append(errs, config.Fault{Field: "model", Value: name + "=" + c.Model[name], Problem: "holds no tokenizer.json that can be read", Remedy: "give the model's folder, or leave the model out: the engine is asked then"})
 		}
 	}
 	if !(c.Speedup > 0) {
