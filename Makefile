@@ -27,6 +27,7 @@ deps: ## install what the build lacks (gcc, libzmq headers, pkg-config); needs r
 .PHONY: build
 build: deps ## build the binaries into bin/
 	@mkdir -p $(BIN)
+	@echo "building (the first time takes one to three minutes)"
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/agent ./cmd/grapevine
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/gateway
 

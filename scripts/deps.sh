@@ -25,5 +25,11 @@ if [ "$(id -u)" -ne 0 ]; then
   fi
 fi
 echo "deps: installing ${need[*]}"
-"${run[@]}" apt-get update -qq
-DEBIAN_FRONTEND=noninteractive "${run[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! { "${run[@]}" apt-get update -qq &&
+  DEBIAN_FRONTEND=noninteractive "${run[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}"; } >"$log" 2>&1; then
+  cat "$log" >&2
+  echo "deps: apt-get could not install ${need[*]}: see above" >&2
+  exit 1
+fi
