@@ -120,7 +120,7 @@ func (u *unit) openStreams(sample *enginemetrics.Sample, sources []source) {
 		s.processStart(now, sample.ProcessStart)
 		s.setInfoVersion(u.info.Version)
 		s.setMinInterval(u.minInterval())
-		s.setLoad(now, reading, u.tracker.Prefill(rank), u.tracker.Decode(rank))
+		s.setLoad(now, u.asked, reading, u.tracker.Prefill(rank), u.tracker.Decode(rank))
 		if u.hasGPU {
 			s.pub.SetHealth(u.health)
 		}

@@ -211,8 +211,8 @@ func (s *stream) setBlocks(now time.Time, n int) {
 	s.publish(s.all.Buckets > 0)
 }
 
-// setLoad takes a reading of the engine's metrics and what was learned of its speed.
-func (s *stream) setLoad(now time.Time, r *enginemetrics.Rank, prefill enginemetrics.PrefillCost, decode enginemetrics.DecodeCost) {
+// setLoad takes a reading of the engine's metrics, asked for at the given time, and what was learned of its speed.
+func (s *stream) setLoad(now, asked time.Time, r *enginemetrics.Rank, prefill enginemetrics.PrefillCost, decode enginemetrics.DecodeCost) {
 	l := wire.Load{
 		Running: clampUint32(r.Running), Waiting: clampUint32(r.Waiting),
 		VictimIdle:      s.set.VictimIdle(now),
@@ -227,7 +227,7 @@ func (s *stream) setLoad(now time.Time, r *enginemetrics.Rank, prefill enginemet
 	cached := min(max(s.set.Stats().Copies-used, 0), total-used)
 	l.BlocksTotal, l.BlocksUsed = clampUint32(total), clampUint32(used)
 	l.BlocksCached, l.BlocksFree = clampUint32(cached), clampUint32(total-used-cached)
-	s.pub.SetLoad(l)
+	s.pub.SetLoad(asked, l)
 }
 
 func clampUint32(n int) uint32 { return uint32(min(max(n, 0), 1<<32-1)) }

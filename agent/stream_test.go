@@ -286,7 +286,7 @@ func TestLoadCountsBlocks(t *testing.T) {
 	s := testStream(func(c *streamConfig) { c.blocks = 100 })
 	startUp(t, s)
 	s.live(testBase, 0, batch(1, 60))
-	s.setLoad(testBase, &enginemetrics.Rank{Running: 2, KVUsage: 0.25, Cache: enginemetrics.CacheConfig{NumBlocks: 100}},
+	s.setLoad(testBase, testBase, &enginemetrics.Rank{Running: 2, KVUsage: 0.25, Cache: enginemetrics.CacheConfig{NumBlocks: 100}},
 		enginemetrics.PrefillCost{Overhead: time.Millisecond, Fitted: true}, enginemetrics.DecodeCost{})
 	_, msg, err := wire.Decode(s.tick(testBase)[0])
 	if err != nil {

@@ -50,6 +50,7 @@ type unit struct {
 	agents   int // other agents in the mesh
 	tracker  *enginemetrics.Tracker
 	last     *enginemetrics.Sample
+	asked    time.Time // for last
 	failures int
 	up       bool
 	draining bool
@@ -219,7 +220,7 @@ func (u *unit) scraped(sc enginemetrics.Scrape) {
 	u.failures = 0
 	now := sc.At
 	before := u.last
-	u.last = sc.Sample
+	u.last, u.asked = sc.Sample, now.Add(-sc.Took)
 	change := u.tracker.Observe(now, sc.Sample)
 	if !u.up {
 		u.up = true
@@ -248,7 +249,7 @@ func (u *unit) scraped(sc enginemetrics.Scrape) {
 			u.log.Warn("engine sleeps, its cache is gone", slog.Int(keyRank, r.Rank))
 			s.cleared(now)
 		}
-		s.setLoad(now, r, u.tracker.Prefill(r.Rank), u.tracker.Decode(r.Rank))
+		s.setLoad(now, u.asked, r, u.tracker.Prefill(r.Rank), u.tracker.Decode(r.Rank))
 	}
 	silent := len(u.subs) > 0 && u.silence.observe(now, computed, u.events, sc.Sample.Ranks[0].Cache.BlockSize)
 	u.judgeEvents(silent)

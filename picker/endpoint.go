@@ -59,7 +59,7 @@ type endpoint struct {
 	waiting  int  // in the engine's queue
 	epoch    uint64
 	marked   uint64    // the epoch that the marks beside the digest belong to
-	observed time.Time // last tick given to the ledger
+	observed time.Time // last reading of the engine given to the ledger
 	cleared  time.Time // CacheCleared; zero: not since the digest was renewed
 	stepped  time.Time // the first token of a request that was bound after cleared; zero: none yet
 
@@ -138,9 +138,9 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, para
 		if !e.cleared.IsZero() && !e.stepped.IsZero() && l.LastTick.Sub(e.stepped) > clearedFor {
 			e.cleared = time.Time{}
 		}
-		if l.LastTick.After(e.observed) {
-			e.observed = l.LastTick
-			e.ledger.Observed(l.LastTick.Add(-metricsLag))
+		if asked := l.asked(); asked.After(e.observed) {
+			e.observed = asked
+			e.ledger.Observed(asked)
 		}
 		e.lane.facts = factsOf(&l, fleet)
 	} else {
@@ -161,8 +161,20 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, para
 	params.Prepare(f)
 }
 
-// metricsLag is how old an engine's figures may be when the agent's tick carries them.
-const metricsLag = 100 * time.Millisecond
+const (
+	// unsaidAge is how old an engine's figures are taken to be where the tick doesn't say it.
+	unsaidAge = 100 * time.Millisecond
+	// figuresLag is what an engine needs from a first token to the figures that show it, and the tick to come here.
+	figuresLag = 20 * time.Millisecond
+)
+
+// asked is the time for which the engine's figures surely hold.
+func (l *liveFacts) asked() time.Time {
+	if l.LoadAt.IsZero() {
+		return l.LastTick.Add(-unsaidAge - figuresLag)
+	}
+	return l.LoadAt.Add(-figuresLag)
+}
 
 func verdictOf(l *liveFacts, s *slot, cfg *Config) verdict {
 	switch {

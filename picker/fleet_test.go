@@ -24,6 +24,7 @@ type agent struct {
 	info wire.Info
 	pub  *digest.Publisher
 	load wire.Load
+	read time.Duration // age of load
 
 	clock time.Time
 }
@@ -112,7 +113,7 @@ func (f *fleet) tick(only ...*agent) {
 	defer f.viewMu.Unlock()
 	now := time.Now()
 	for _, a := range only {
-		a.pub.SetLoad(a.load)
+		a.pub.SetLoad(a.clock.Add(201*time.Millisecond-a.read), a.load)
 		for {
 			a.clock = a.clock.Add(201 * time.Millisecond) // its own: something is always due
 			packets := a.pub.Ticks(a.clock)

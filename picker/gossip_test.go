@@ -50,7 +50,7 @@ func TestGossipOnTheLoopback(t *testing.T) {
 	for _, h := range chain(p, ids) {
 		a.pub.Set(0, h)
 	}
-	a.pub.SetLoad(a.load)
+	a.pub.SetLoad(time.Now(), a.load)
 	waitFor(t, "an endpoint with a digest that has the prompt", func() bool {
 		for _, m := range node.Members() {
 			if err := node.SendReliable(m.Hash, a.info.Append(nil, wire.NodeHash(a.info.Node))); err != nil {

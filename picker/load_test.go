@@ -126,3 +126,29 @@ func TestAgentsUnderLoad(t *testing.T) {
 		})
 	}
 }
+
+// A request that waits in the engine is not somebody else's as long as it may be one of ours.
+func TestOwnRequestsAreNotOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		waiting := func(why string, asked time.Duration, want int) {
+			t.Helper()
+			f.agents[0].load.Waiting, f.agents[0].read = 1, asked
+			f.tick()
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.freshen(time.Now())
+			if got := f.table.Load().lanes[0].facts.Waiting; got != want {
+				t.Errorf("%s: %d waiting requests of others, want %d", why, got, want)
+			}
+		}
+		waiting("nothing bound here", 0, 1)
+		d := f.pick(Request{ID: "a", Model: "llama", TokenIDs: prompt(1, 2000)})
+		waiting("before the first token", 0, 0)
+		time.Sleep(time.Second)
+		f.FirstToken(d)
+		time.Sleep(500 * time.Millisecond)
+		waiting("figures of before the first token", 600*time.Millisecond, 0)
+		waiting("figures of after it", 400*time.Millisecond, 1)
+	})
+}

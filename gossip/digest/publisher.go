@@ -76,6 +76,7 @@ type Publisher struct {
 	ring ring
 
 	load        wire.Load
+	loadAt      time.Time
 	hasLoad     bool
 	health      wire.Health
 	hasHealth   bool
@@ -190,11 +191,12 @@ func (p *Publisher) Epoch() uint64 { return p.epoch }
 // TickNo returns the number of the last tick.
 func (p *Publisher) TickNo() uint64 { return p.tick }
 
-// SetLoad replaces the load that ticks carry. A change of the request counts makes
-// a tick due; the rest travels with the next one.
-func (p *Publisher) SetLoad(l wire.Load) {
+// SetLoad replaces the load that ticks carry, which was read at the given time;
+// ticks say its age. A change of the request counts makes a tick due; the rest
+// travels with the next one.
+func (p *Publisher) SetLoad(at time.Time, l wire.Load) {
 	p.urgent = p.urgent || !p.hasLoad || l.Running != p.load.Running || l.Waiting != p.load.Waiting
-	p.load, p.hasLoad = l, true
+	p.load, p.loadAt, p.hasLoad = l, at, true
 }
 
 // SetHealth replaces the GPU health that ticks carry.
@@ -285,6 +287,7 @@ func (p *Publisher) Ticks(now time.Time) [][]byte {
 		t := p.next()
 		if full && len(packets) == 0 {
 			t.Load, t.HasLoad = p.load, p.hasLoad
+			t.Load.Age = max(now.Sub(p.loadAt), time.Millisecond)
 			t.Health, t.HasHealth = p.health, p.hasHealth
 		}
 		if p.send.tokens > 0 {

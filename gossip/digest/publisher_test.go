@@ -272,8 +272,12 @@ func TestDue(t *testing.T) {
 		{"then a heartbeat", func() { p.Ticks(ms(0)) }, 0, 200},
 		{"a block sooner", func() { p.Set(wire.TierGPU, 1) }, 1, 25},
 		{"after its tick a heartbeat", func() { p.Ticks(ms(25)) }, 25, 225},
-		{"load that only ages", func() { p.SetLoad(wire.Load{}); p.Ticks(ms(50)); p.SetLoad(wire.Load{VictimIdle: time.Hour}) }, 50, 250},
-		{"a request more", func() { p.SetLoad(wire.Load{Running: 1}) }, 50, 75},
+		{"load that only ages", func() {
+			p.SetLoad(ms(50), wire.Load{})
+			p.Ticks(ms(50))
+			p.SetLoad(ms(50), wire.Load{VictimIdle: time.Hour})
+		}, 50, 250},
+		{"a request more", func() { p.SetLoad(ms(50), wire.Load{Running: 1}) }, 50, 75},
 		{"flags", func() { p.Ticks(ms(75)); p.SetFlags(wire.Asleep) }, 75, 100},
 		{"a GPU fault", func() { p.Ticks(ms(100)); p.SetHealth(wire.Health{Fault: 1, Known: true}) }, 100, 125},
 		{"new info", func() { p.Ticks(ms(125)); p.SetInfoVersion(2) }, 125, 150},
@@ -296,12 +300,13 @@ func TestFactsTravel(t *testing.T) {
 	p := New(config(1000))
 	load := wire.Load{Running: 3, BlocksTotal: 1000}
 	health := wire.Health{GPUs: 2, Slowdown: 1, Known: true}
-	p.SetLoad(load)
+	p.SetLoad(start.Add(-30*time.Millisecond), load)
 	p.SetHealth(health)
 	p.SetFlags(wire.Partial)
 	p.SetInfoVersion(9)
 	got := decodeTick(t, p.Ticks(start)[0])
 	got.CRCs = nil
+	load.Age = 30 * time.Millisecond
 	want := &wire.Tick{Key: testKey, Epoch: 100, TickNo: 1, Interval: 200 * time.Millisecond, Flags: wire.Partial, InfoVersion: 9,
 		Load: load, HasLoad: true, Health: health, HasHealth: true}
 	if d := cmp.Diff(want, got); d != "" {
@@ -374,7 +379,7 @@ func BenchmarkDigestTick(b *testing.B) {
 	cfg := config(40_000)
 	cfg.BytesPerSec = 1 << 30
 	p := New(cfg)
-	p.SetLoad(wire.Load{Running: 12, BlocksTotal: 40_000, BlocksUsed: 9000, BlocksCached: 31_000})
+	p.SetLoad(start, wire.Load{Running: 12, BlocksTotal: 40_000, BlocksUsed: 9000, BlocksCached: 31_000})
 	r := rand.New(rand.NewPCG(1, 1))
 	resident := hashes(1, 40_000)
 	for _, h := range resident {

@@ -102,6 +102,7 @@ type Facts struct {
 	Flags     wire.Flags
 	Load      wire.Load // the last one sent, HasLoad false: none
 	HasLoad   bool
+	LoadAt    time.Time // when the engine was asked for it, as far as known; zero: not said
 	Health    wire.Health
 	HasHealth bool
 	// GapOpen: ticks or segments are missing, so that the digest may have holes.
@@ -137,7 +138,10 @@ func (l *Live) hear(now time.Time, t *wire.Tick) {
 	f := *l.Facts()
 	f.Epoch, f.TickNo, f.LastTick, f.Interval, f.Flags = t.Epoch, t.TickNo, now, min(t.Interval, maxInterval), t.Flags
 	if t.HasLoad {
-		f.Load, f.HasLoad = t.Load, true
+		f.Load, f.HasLoad, f.LoadAt = t.Load, true, time.Time{}
+		if t.Load.Age > 0 {
+			f.LoadAt = now.Add(-t.Load.Age)
+		}
 	}
 	if t.HasHealth {
 		f.Health, f.HasHealth = t.Health, true

@@ -275,7 +275,7 @@ func (v *View) clock(now time.Time) time.Time {
 	for _, s := range v.order {
 		s.askAt, s.gapSince = earlier(s.askAt, now), earlier(s.gapSince, now)
 		if f := *s.live.Facts(); f.LastTick.After(now) {
-			f.LastTick = now
+			f.LastTick, f.LoadAt = now, earlier(f.LoadAt, now)
 			s.live.facts.Store(&f)
 		}
 	}

@@ -11,6 +11,7 @@ const (
 	maxInterval   = time.Hour
 	maxCost       = time.Hour
 	maxVictimIdle = 366 * 24 * time.Hour
+	maxLoadAge    = 24 * time.Hour
 )
 
 // Flags are the states of an endpoint that every tick carries. Unknown bits are
@@ -46,6 +47,9 @@ type Load struct {
 	PrefillFitted  bool    // false: the prefill numbers are defaults
 	HitTokens      uint64  // counters of the engine's prefix cache
 	QueryTokens    uint64
+	// Age is how old the reading was when the tick left, whole milliseconds, at least
+	// one; 0: not said, as by builds before it was there.
+	Age time.Duration
 }
 
 // Health is what the pod's GPUs say.
@@ -188,11 +192,15 @@ func (l *Load) append(b []byte) []byte {
 	b = appendFloat(b, l.DecodePerToken)
 	b = binary.AppendUvarint(b, l.HitTokens)
 	b = binary.AppendUvarint(b, l.QueryTokens)
-	return append(b, bit(l.PrefillFitted))
+	b = append(b, bit(l.PrefillFitted))
+	if l.Age > 0 {
+		b = appendDuration(b, l.Age, time.Millisecond, maxLoadAge)
+	}
+	return b
 }
 
 func (r *reader) load() Load {
-	return Load{
+	l := Load{
 		Running: r.uv32("running"), Waiting: r.uv32("waiting"),
 		BlocksTotal: r.uv32("total blocks"), BlocksUsed: r.uv32("used blocks"),
 		BlocksCached: r.uv32("cached blocks"), BlocksFree: r.uv32("free blocks"),
@@ -205,6 +213,10 @@ func (r *reader) load() Load {
 		HitTokens:        r.uv(), QueryTokens: r.uv(),
 		PrefillFitted: r.u8()&1 != 0,
 	}
+	if len(r.b) > 0 {
+		l.Age = r.duration("age of the load", time.Millisecond, maxLoadAge)
+	}
+	return l
 }
 
 func (h *Health) append(b []byte) []byte {

@@ -55,6 +55,7 @@ func messages() map[string]Message {
 			CRCs:  []SegmentCRC{{Tier: TierGPU, Segment: 9, CRC: 0xdeadbeef}, {Tier: TierAll, Segment: 700, CRC: 1}},
 		},
 		"tick-heartbeat": &Tick{Key: key, Epoch: 1, TickNo: 1, Interval: time.Second},
+		"tick-load-age":  &Tick{Key: key, Epoch: 1, TickNo: 2, HasLoad: true, Load: Load{Running: 1, Waiting: 2, Age: 130 * time.Millisecond}},
 		"nack":           &Nack{Key: key, Epoch: 1_790_000_000_000, From: 70, To: 76, Tier: TierAll, Segments: []uint16{1, 2, 500}, WantInfo: true},
 		"segment":        &Segment{Key: key, Epoch: 1_790_000_000_000, TickNo: 77, Tier: TierGPU, Geometry: bloom.Geometry{Buckets: 5000, K: 4}, Index: 7, Words: words},
 		"segment-last":   &Segment{Key: key, Epoch: 1, TickNo: 0, Tier: TierAll, Geometry: bloom.Geometry{Buckets: 130, K: 4}, Index: 1, Words: words[:2]},
@@ -154,6 +155,7 @@ func TestUnknownFieldsAreSkipped(t *testing.T) {
 
 func TestRecordsMayGrow(t *testing.T) {
 	want := messages()["tick"].(*Tick)
+	want.Load.Age = time.Millisecond
 	b := appendHeader(nil, TypeTick, testNode)
 	b = appendKey(b, want.Key)
 	for range 5 {

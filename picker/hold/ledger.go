@@ -11,7 +11,8 @@ type Flight struct {
 	Blocks int           // KV blocks that it adds
 
 	state state
-	over  time.Time // when its prefill was known to be over
+	over  time.Time // when its prefill was over, at the latest
+	known bool      // that is no prediction
 }
 
 type state uint8
@@ -19,7 +20,7 @@ type state uint8
 const (
 	unbound  state = iota
 	queued         // prefill not over
-	settling       // prefill over, but the engine's figures may not show its blocks yet
+	settling       // prefill over, but the engine's figures may not show it yet
 	settled
 )
 
@@ -48,6 +49,9 @@ func (l *Ledger) Bind(now time.Time, f *Flight) {
 // Over says that f's prefill is over. Calling it again changes nothing.
 func (l *Ledger) Over(now time.Time, f *Flight) {
 	l.Advance(now)
+	if f.state == settling && !f.known {
+		f.over, f.known = now, true
+	}
 	if f.state != queued {
 		return
 	}
@@ -56,6 +60,7 @@ func (l *Ledger) Over(now time.Time, f *Flight) {
 		l.begun = now
 	}
 	l.prefills = slices.Delete(l.prefills, i, i+1)
+	f.known = true
 	l.settle(now, f)
 }
 
@@ -82,11 +87,13 @@ func (l *Ledger) Advance(now time.Time) {
 		}
 		l.prefills = slices.Delete(l.prefills, 0, 1)
 		l.begun = end
-		l.settle(end, f)
+		// It may well take twice as long, and wait in the engine until then.
+		l.settle(end.Add(f.Work), f)
 	}
 }
 
-// Observed says that the engine's figures as of at are known. Blocks of prefills that were over by then are in them.
+// Observed says that the engine's figures as of at are known. Prefills that were over by then are in them as running:
+// with all their blocks, and not among those that wait.
 func (l *Ledger) Observed(at time.Time) {
 	l.settling = slices.DeleteFunc(l.settling, func(f *Flight) bool {
 		if f.over.After(at) {
@@ -129,7 +136,7 @@ func (l *Ledger) Prefills() int { return len(l.prefills) }
 // Outstanding returns how many requests are bound here and have not ended.
 func (l *Ledger) Outstanding() int { return l.outstanding }
 
-// Unseen returns the requests, and the KV blocks they add, that the engine's figures may not show yet.
+// Unseen returns the requests that the engine's figures may not show as running, and the KV blocks they add.
 func (l *Ledger) Unseen() (requests, blocks int) {
 	for _, f := range l.prefills {
 		blocks += f.Blocks

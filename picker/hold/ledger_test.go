@@ -46,6 +46,38 @@ func TestLedgerQueue(t *testing.T) {
 	step(5*sec, 0, 0, 0, 0, "all ended")
 }
 
+// What the engine's figures may count as waiting, or not at all, as of a reading.
+func TestLedgerUnseen(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		over    time.Duration // signal of the end; 0: none
+		reading time.Duration
+		want    int
+	}{
+		{"before the end", 0, 2 * sec, 1},
+		{"after the predicted end: it may take longer", 0, 5 * sec, 1},
+		{"at twice the prediction", 0, 8 * sec, 0},
+		{"after the first token", 3 * sec, 3 * sec, 0},
+		{"before the first token", 3 * sec, 2 * sec, 1},
+		{"before a first token later than predicted", 6 * sec, 5 * sec, 1},
+		{"after a first token later than predicted", 6 * sec, 6 * sec, 0},
+	} {
+		var l hold.Ledger
+		f := &hold.Flight{Work: 4 * sec}
+		l.Bind(at(0), f)
+		if tc.over > 0 {
+			l.Over(at(tc.over), f)
+			l.Over(at(tc.over+sec), f)
+		} else {
+			l.Advance(at(tc.reading))
+		}
+		l.Observed(at(tc.reading))
+		if got, _ := l.Unseen(); got != tc.want {
+			t.Errorf("%s: %d requests unseen, want %d", tc.name, got, tc.want)
+		}
+	}
+}
+
 func TestLedgerNextEnd(t *testing.T) {
 	var l hold.Ledger
 	if !l.NextEnd().IsZero() {
