@@ -16,6 +16,7 @@ import (
 const (
 	joinRetryMin  = 250 * time.Millisecond
 	joinRetryMax  = 10 * time.Second
+	aloneRetryMax = 2 * time.Second // without any member: nothing works until one answers
 	rejoinEvery   = 60 * time.Second
 	joinParallel  = 8
 	lostWait      = 500 * time.Millisecond // after a picker has gone
@@ -65,6 +66,9 @@ func (m *Mesh) keepJoined(ctx context.Context) {
 		case found > 0 && reached == 0, found == 0 && err != nil:
 			m.joinFailures.Add(1)
 			m.logJoinFailure(err, !joined && retry == joinRetryMin)
+			if m.alone() {
+				retry = min(retry, aloneRetryMax)
+			}
 			wait = jitter(retry)
 			retry = min(2*retry, joinRetryMax)
 		default:
@@ -90,6 +94,9 @@ func (m *Mesh) keepJoined(ctx context.Context) {
 		}
 	}
 }
+
+// alone reports whether no other node is a member.
+func (m *Mesh) alone() bool { return m.list().NumMembers() <= 1 }
 
 // jitter spreads d by ±50 %.
 func jitter(d time.Duration) time.Duration {
