@@ -220,7 +220,7 @@ func (p *Picker) mark(now time.Time, q *query, i int, chain []blockhash.Hash) {
 		from := max(0, int(q.digest[i])-markOverlap)
 		q.marking = marking{t.groups[s.group].marks, now, s.column, chain[min(from, len(chain)):], until}
 	} else {
-		q.marking = marking{t.bareMarks, now, e.bare, chain, until}
+		q.marking = marking{t.bareMarks, now, e.bare, chain, now.Add(p.cfg.Speculation.Memory)}
 	}
 	q.endpoint = i
 	q.holders.Add(1)
@@ -299,6 +299,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 		f.stepped(now)
 	case o.Err != nil && !o.Cancelled:
 		e.host.failed(now, &p.cfg.Failure)
+		p.marks.forgetHost(e.host)
 		p.trouble = true
 		p.log.Warn("endpoint could not be reached", keyEndpoint, e.public.ID, keyError, o.Err, keyFailures, e.host.failures)
 	}

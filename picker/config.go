@@ -86,6 +86,9 @@ type SpeculationConfig struct {
 	// Life is at least the longest predicted prefill and 2 s.
 	Life   time.Duration `json:"life" help:"how long a bound request's blocks count as present without a report"`
 	Blocks int           `json:"blocks" help:"blocks marked per endpoint in that time"`
+	// Memory is the same where the marks are all that is known, since no agent reports or is heard.
+	Memory       time.Duration `json:"memory" help:"how long a bound request's blocks count as present on an endpoint without a usable digest"`
+	MemoryBlocks int           `json:"memory-blocks" help:"blocks marked per such endpoint in that time"`
 }
 
 // GossipConfig says how to reach the agents. Without Enabled the picker works from its own counts.
@@ -130,7 +133,7 @@ func Default() Config {
 			// Llama-3.1-70B FP8 on an H200: 3.7 s for 32,000 tokens.
 			PrefillOverhead: 20 * time.Millisecond, PrefillPerToken: 88550 * time.Nanosecond, PrefillQuadratic: 0.83,
 		},
-		Speculation: SpeculationConfig{Life: 10 * time.Second, Blocks: 4096},
+		Speculation: SpeculationConfig{Life: 10 * time.Second, Blocks: 4096, Memory: time.Minute, MemoryBlocks: 8192},
 		Gossip:      GossipConfig{Bind: ":7946", MaxStreams: 4096, StaleAfter: 700 * time.Millisecond},
 		Failure: FailureConfig{
 			BackoffMin: 250 * time.Millisecond, BackoffMax: 30 * time.Second, ProbeTimeout: 500 * time.Millisecond,
@@ -147,7 +150,7 @@ func (c Config) Scaled(s float64) Config {
 		&c.Hold.MaxAge, &c.Hold.AgeGrowth,
 		&c.Score.VictimTau, &c.Score.LowerTierPerToken, &c.Score.MemoryWait,
 		&c.Score.PrefillOverhead, &c.Score.PrefillPerToken,
-		&c.Speculation.Life,
+		&c.Speculation.Life, &c.Speculation.Memory,
 	} {
 		*d = time.Duration(float64(*d) / s)
 	}

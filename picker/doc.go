@@ -13,8 +13,9 @@
 //
 // Gossip can only help. Which endpoints may be used comes from the pool (a static list, a watcher that calls
 // SetEndpoints, or the agents' own announcements) and from connection failures. An endpoint without an agent, or with a
-// silent one, is priced with less knowledge (see [Rung]), never refused; without any gossip the picker routes to the
-// endpoint with the fewest requests of its own.
+// silent one, is priced with less knowledge (see [Rung]), never refused; without any gossip the picker goes by what it
+// bound where itself: a prompt returns to its endpoint within a bound on the load, and else goes where the picker has the
+// fewest requests.
 //
 // The package does not parse requests, talk HTTP or tokenize; those sit in its sub-packages. How a price is made is in
 // package score, when a request is bound in package hold.

@@ -96,6 +96,58 @@ func TestLadder(t *testing.T) {
 	})
 }
 
+// TestMemoryWithoutDigest: where nobody reports, a prompt returns to where it was bound, for about a minute and as long as the
+// endpoint answers.
+func TestMemoryWithoutDigest(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		between func(f *fleet, d Decision)
+		matched bool
+	}{
+		{"half a minute later", func(f *fleet, _ Decision) { f.pass(30 * time.Second) }, true},
+		{"three minutes later", func(f *fleet, _ Decision) { f.pass(3 * time.Minute) }, false},
+		{"after the endpoint could not be reached", func(f *fleet, _ Decision) {
+			d := f.pick(Request{ID: "x", TokenIDs: prompt(2, 100)})
+			f.Done(d, Outcome{Err: errors.New("connection refused"), CachedTokens: -1})
+			f.pass(time.Minute / 2) // the backoff
+		}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(t, 0, func(c *Config) { c.Endpoints = []string{id(0)} })
+				defer f.running()()
+				ids := prompt(1, 2000)
+				d := f.pick(Request{ID: "a", TokenIDs: ids})
+				f.Done(d, answered(0, len(ids)))
+				tc.between(f, d)
+				if d := f.pick(Request{ID: "b", TokenIDs: ids}); (d.MatchedBlocks > 0) != tc.matched {
+					t.Errorf("%d blocks matched by %v, want some: %v", d.MatchedBlocks, d.Rung, tc.matched)
+				}
+			})
+		})
+	}
+}
+
+// TestBoundedWithoutGossip: where only this gateway's own doings are known a prompt stays where it was bound, but not at any price.
+func TestBoundedWithoutGossip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 0, func(c *Config) { c.Endpoints = []string{id(0), id(1), id(2)} })
+		ids := prompt(1, 2000)
+		home := f.pick(Request{ID: "first", TokenIDs: ids}).Endpoint.ID
+		for n, stays := range []bool{1: true, 2: true, 3: false} { // 1.25 times (n+1)/3, rounded up, is 1, 2, 2
+			if n == 0 {
+				continue
+			}
+			if at := f.pick(Request{ID: fmt.Sprint("again ", n), TokenIDs: ids}).Endpoint.ID; (at == home) != stays {
+				t.Errorf("with %d requests at home, %s, the prompt went to %s", n, home, at)
+			}
+		}
+		if at := f.pick(Request{ID: "other", TokenIDs: prompt(2, 2000)}).Endpoint.ID; at == home {
+			t.Errorf("a new prompt went to %s, which has most requests", at)
+		}
+	})
+}
+
 // TestNewEpochDropsMarksThoughInfoComesLate: while INFO is missing the digest has no place, and the marks beside it must
 // not outlive that.
 func TestNewEpochDropsMarksThoughInfoComesLate(t *testing.T) {

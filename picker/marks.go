@@ -41,7 +41,7 @@ func (m *marks) of(matrix *bloom.Matrix, blockSize int, cfg *SpeculationConfig) 
 // bare returns the marks for endpoints without a digest.
 func (m *marks) bare(cfg *SpeculationConfig) *match.Speculation {
 	if m.loose == nil || m.loose.Columns() < m.columns {
-		m.loose = match.NewSpeculation(cfg.Blocks, m.columns, cfg.Life)
+		m.loose = match.NewSpeculation(cfg.MemoryBlocks, m.columns, cfg.Memory)
 	}
 	return m.loose
 }
@@ -85,9 +85,18 @@ func (m *marks) forget(t *table, index int) {
 	t.bareMarks.Forget(t.endpoints[index].bare)
 }
 
+// forgetHost drops the marks that nobody confirms of an engine that may have ended.
+func (m *marks) forgetHost(h *host) {
+	for _, e := range h.ranks {
+		if m.loose != nil && e.bare < m.loose.Columns() {
+			m.loose.Forget(e.bare)
+		}
+	}
+}
+
 // rotate expires marks; call it several times during a life.
-func (m *marks) rotate(now time.Time, life time.Duration) {
-	if now.Sub(m.rotated) < life/8 {
+func (m *marks) rotate(now time.Time, cfg *SpeculationConfig) {
+	if now.Sub(m.rotated) < min(cfg.Life, cfg.Memory)/8 {
 		return
 	}
 	m.rotated = now

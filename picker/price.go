@@ -149,7 +149,7 @@ func (p *Picker) choose(q *query, c []score.Candidate, policy *shares) (int, str
 	case q.policy == PolicyLeastLoad:
 		return p.leastLoaded(q, c), reasonEarly
 	case p.blind(q.table):
-		return p.fewest(q, c), reasonEarly
+		return p.bounded(q, c), reasonEarly
 	case p.bypasses(q, policy):
 		return p.params.Best(c, q.key, score.Any), reasonEarly
 	}
@@ -167,9 +167,34 @@ func (p *Picker) leastLoaded(q *query, c []score.Candidate) int {
 	})
 }
 
-// fewest returns the candidate with the fewest requests of this gateway.
-func (p *Picker) fewest(q *query, c []score.Candidate) int {
-	return p.lowest(q, c, func(i int) float64 { return float64(q.table.endpoints[c[i].Index].ledger.Outstanding()) })
+// boundedShare is how far above the mean an endpoint's requests may be for it to be chosen for its cache when nothing but this
+// gateway's own doings is known: the 1 + epsilon of consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam
+// 2018), at the value that most proxies ship.
+const boundedShare = 1.25
+
+// bounded chooses by this gateway's own doings alone: the candidate that was bound most of the prompt among those whose
+// requests are within the bound, of several the one with the fewest.
+func (p *Picker) bounded(q *query, c []score.Candidate) int {
+	outstanding := func(i int) int { return q.table.endpoints[c[i].Index].ledger.Outstanding() }
+	total, least := 1, math.MaxInt
+	for i := range c {
+		total += outstanding(i)
+		least = min(least, outstanding(i))
+	}
+	// One more than the paper's: where there are fewer requests than endpoints it would never let two share one.
+	bound := max(least, int(math.Ceil(boundedShare*float64(total)/float64(len(c)))))
+	uncached := math.MaxInt
+	for i := range c {
+		if outstanding(i) <= bound {
+			uncached = min(uncached, c[i].Uncached)
+		}
+	}
+	return p.lowest(q, c, func(i int) float64 {
+		if n := outstanding(i); n <= bound && c[i].Uncached == uncached {
+			return float64(n)
+		}
+		return math.Inf(1)
+	})
 }
 
 // lowest returns the candidate with the least value; among equals the rendezvous hash decides.

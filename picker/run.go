@@ -166,7 +166,7 @@ func (p *Picker) refreshAll(now time.Time) {
 	p.gaps.Store(gaps)
 	p.bare.Store(bare)
 	p.heedVerdicts(t)
-	p.marks.rotate(now, p.cfg.Speculation.Life)
+	p.marks.rotate(now, &p.cfg.Speculation)
 }
 
 // fleetPrefill averages the speeds that agents have measured.

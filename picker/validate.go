@@ -86,8 +86,11 @@ func (c Config) Validate() error {
 	notNegative("score.prefill-quadratic", c.Score.PrefillQuadratic)
 
 	positive("speculation.life", c.Speculation.Life)
-	atLeast("speculation.blocks", c.Speculation.Blocks, 1)
-	atMost("speculation.blocks", c.Speculation.Blocks, 1<<20) // half a GiB for 64 endpoints
+	positive("speculation.memory", c.Speculation.Memory)
+	for name, blocks := range map[string]int{"speculation.blocks": c.Speculation.Blocks, "speculation.memory-blocks": c.Speculation.MemoryBlocks} {
+		atLeast(name, blocks, 1)
+		atMost(name, blocks, 1<<20) // half a GiB for 64 endpoints
+	}
 
 	if c.Gossip.Enabled {
 		for _, a := range []struct{ field, addr string }{{"gossip.bind", c.Gossip.Bind}, {"gossip.advertise", c.Gossip.Advertise}} {
