@@ -42,8 +42,8 @@ func TestGatewayRestartCostsNoColdPrefill(t *testing.T) {
 	}
 }
 
-// TestGossipBlocked: with every gossip port shut nothing fails and routing is as good as least load;
-// when they open, prefix routing is back.
+// TestGossipBlocked: with every gossip port shut, long enough for all nodes to give each other up, nothing fails and routing is no
+// worse than least load; when they open, prefix routing is back.
 func TestGossipBlocked(t *testing.T) {
 	wall := newWall(t)
 	ours := up(t, cluster.Options{Name: "ours", Wrap: wall.front})
@@ -58,7 +58,7 @@ func TestGossipBlocked(t *testing.T) {
 		return nil
 	})
 	// Which pod a document lands on is luck under both policies: rounds are added up until the ratio is clear.
-	const rounds, limit = 4, 1.1
+	const rounds, limit = 2, 1.1
 	var a, b []load.Result
 	var reqs []load.Request
 	for round := range rounds {
@@ -67,9 +67,7 @@ func TestGossipBlocked(t *testing.T) {
 		wg.Go(func() { a = append(a, send(t, ours.Gateways[0].URL, reqs, nil)...) })
 		wg.Go(func() { b = append(b, send(t, plain.Gateways[0].URL, reqs, nil)...) })
 		wg.Wait()
-		if meanTTFT(a) <= limit*meanTTFT(b) {
-			break
-		}
+		t.Logf("round %d: ratio %.2f", round+1, meanTTFT(a[len(a)-len(reqs):])/meanTTFT(b[len(b)-len(reqs):]))
 	}
 	noErrors(t, a)
 	noErrors(t, b)

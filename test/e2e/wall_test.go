@@ -14,13 +14,14 @@ import (
 type wall struct {
 	t      *testing.T
 	closed atomic.Bool
-	mu     sync.Mutex // guards conns
+	mu     sync.Mutex // guards conns and fronts
 	conns  []io.Closer
+	fronts map[int]*net.UDPConn // advertised sockets, by the real port behind
 }
 
 // newWall makes an open wall that ends with the test.
 func newWall(t *testing.T) *wall {
-	w := &wall{t: t}
+	w := &wall{t: t, fronts: map[int]*net.UDPConn{}}
 	t.Cleanup(func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -51,8 +52,11 @@ func (w *wall) front(_ string, port int) (int, error) {
 		return 0, err
 	}
 	w.keep(u)
+	w.mu.Lock()
+	w.fronts[port] = u
+	w.mu.Unlock()
 	go w.streams(l, real)
-	go w.packets(u, real)
+	go w.packets(u, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
 	return advertised, nil
 }
 
@@ -82,20 +86,19 @@ func (w *wall) streams(l net.Listener, real string) {
 	}
 }
 
-func (w *wall) packets(u *net.UDPConn, real string) {
-	out, err := net.Dial("udp", real)
-	if err != nil {
-		return
-	}
-	w.keep(out)
+// packets passes on what comes to u. As without a wall, a packet comes from the address that its sender advertises.
+func (w *wall) packets(u *net.UDPConn, real *net.UDPAddr) {
 	buf := make([]byte, 64<<10)
 	for {
-		n, err := u.Read(buf)
+		n, from, err := u.ReadFromUDP(buf)
 		if err != nil {
 			return
 		}
-		if !w.closed.Load() {
-			_, _ = out.Write(buf[:n])
+		w.mu.Lock()
+		out := w.fronts[from.Port]
+		w.mu.Unlock()
+		if out != nil && !w.closed.Load() {
+			_, _ = out.WriteToUDP(buf[:n], real)
 		}
 	}
 }
