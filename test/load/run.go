@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"strconv"
@@ -27,6 +28,10 @@ type Config struct {
 	Speedup float64       // divides every time of the workload; 1 is real time
 	Timeout time.Duration // per request; zero: 10 minutes
 	Form    Form
+	// Retries is how often a request is sent again that got no answer, or status 408, 409, 429 or 5xx; never one
+	// whose stream had begun. The pauses are those of OpenAI's SDK (openai-python 2.x, _base_client.py), which
+	// retries twice, on the wall clock.
+	Retries int
 	// OnResult is called as each request ends, from its own goroutine. May be nil.
 	OnResult func(Result)
 }
@@ -45,6 +50,7 @@ type Result struct {
 	Index        int // position in the workload
 	Session      string
 	Status       int // HTTP status; 0 when no answer came
+	Retries      int // times it was sent again
 	Err          error
 	PromptTokens int // as the server says, else as sent
 	CachedTokens int // -1: the server did not say
@@ -107,8 +113,49 @@ func Run(ctx context.Context, cfg Config, reqs []Request) ([]Result, error) {
 	return results, ctx.Err()
 }
 
-// send makes one call and reads its stream to the end.
+// send makes the calls of one request. Its times count from the first.
 func (cfg *Config) send(ctx context.Context, client *http.Client, req *Request) Result {
+	first := time.Now()
+	for n := 0; ; n++ {
+		res := cfg.call(ctx, client, req)
+		res.Retries = n
+		before := res.Sent.Sub(first)
+		res.Sent = first
+		res.Latency += before
+		if res.TTFT > 0 {
+			res.TTFT += before
+		}
+		if n == cfg.Retries || !res.again() {
+			return res
+		}
+		pause := min(retryMin<<n, retryMax)
+		pause -= rand.N(pause/4 + 1)
+		select {
+		case <-ctx.Done():
+			return res
+		case <-time.After(pause):
+		}
+	}
+}
+
+const (
+	retryMin = 500 * time.Millisecond
+	retryMax = 8 * time.Second
+)
+
+// again reports whether sending again may help.
+func (r *Result) again() bool {
+	switch {
+	case r.Err == nil:
+		return false
+	case r.Status == http.StatusRequestTimeout, r.Status == http.StatusConflict, r.Status == http.StatusTooManyRequests:
+		return true
+	}
+	return r.Status == 0 || r.Status >= http.StatusInternalServerError
+}
+
+// call makes one call and reads its stream to the end.
+func (cfg *Config) call(ctx context.Context, client *http.Client, req *Request) Result {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	path, body := cfg.body(req)
