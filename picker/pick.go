@@ -272,6 +272,21 @@ func (p *Picker) CacheCleared(address string) {
 	}
 }
 
+// Warm reports whether the digests of all endpoints are there and whole. It is false without endpoints, and as long as one
+// of them has no agent.
+func (p *Picker) Warm() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freshen(time.Now())
+	t := p.table.Load()
+	for i, e := range t.endpoints {
+		if !p.hasDigest(t, i) || e.gap {
+			return false
+		}
+	}
+	return len(t.endpoints) > 0
+}
+
 // Drain binds all held requests at once and holds none any more: the gateway is about to end.
 func (p *Picker) Drain() {
 	p.mu.Lock()

@@ -45,6 +45,9 @@ and then under Grapevine.`,
 					return usageError(fmt.Sprintf("--workloads %q: give one of %s", name, strings.Join(demo.WorkloadNames(), ", ")))
 				}
 			}
+			if cfg.Fault != "" && !slices.Contains(demo.FaultNames(), cfg.Fault) {
+				return usageError(fmt.Sprintf("--fault %q: give one of %s", cfg.Fault, strings.Join(demo.FaultNames(), ", ")))
+			}
 			if len(engines.URLs) > 0 {
 				return demo.RunEngines(cmd.Context(), cfg, engines)
 			}
@@ -60,6 +63,7 @@ and then under Grapevine.`,
 	f.IntVar(&cfg.Engines, "fleet-size", cfg.Engines, "emulated engines per fleet")
 	f.StringSliceVar(&cfg.Workloads, "workloads", nil, "of multi-turn, agentic, documents (default all)")
 	f.Float64Var(&cfg.Scale, "scale", cfg.Scale, "share of the requests to send, for a quick look")
+	f.StringVar(&cfg.Fault, "fault", "", "in the middle of each workload, in Grapevine's fleet: restart the gateway, kill one agent or engine and start it 2 s later, or stop all agents for 2 s (gateway, agent, agents, engine)")
 	f.StringSliceVar(&cfg.GatewayArgs, "gateway-arg", nil, "further flag for the Grapevine gateway, e.g. --gateway-arg=--speculating=false")
 	f.StringSliceVar(&engines.URLs, "engines", nil, "engines that are already there, as base URLs")
 	f.StringVar(&engines.Model, "model", "tiny", "with --engines: the model to ask for")

@@ -14,31 +14,48 @@ import (
 	"github.com/grapevine-llm/grapevine/test/load"
 )
 
-// TestGatewayRestartCostsNoColdPrefill: a gateway that restarts learns from the agents what the pods hold.
+// TestGatewayRestartCostsNoColdPrefill: a gateway that is restarted under load learns from the agents what the pods hold
+// before it serves.
 func TestGatewayRestartCostsNoColdPrefill(t *testing.T) {
-	f := up(t, cluster.Options{})
-	first := documents(6, 3)
-	noErrors(t, send(t, f.Gateways[0].URL, first, nil))
-
-	f.Gateways[0].Kill()
-	if err := f.Gateways[0].Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.WaitReporting(t.Context(), f.Gateways[0], 3, 20*time.Second); err != nil {
-		t.Fatal(err)
-	}
-	w := load.DefaultDocuments() // the same documents: the seed fixes them
-	w.Users, w.Questions, w.Gap = 6, 6, 6*time.Second
-	rep := noErrors(t, send(t, f.Gateways[0].URL, w.Requests(load.DefaultVocabulary()), nil))
-	if rep.Cold != 0 {
-		t.Errorf("after the restart %d of %d requests found under 20 %% of their prompt cached, want none", rep.Cold, rep.Requests)
-	}
-	stats, err := f.EngineStats()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if stats.ColdPrefills != 6 {
-		t.Errorf("engines report %d cold prefills, want one for each of 6 documents", stats.ColdPrefills)
+	for name, end := range map[string]func(*cluster.Gateway){
+		"update": func(g *cluster.Gateway) { g.Stop(30 * time.Second) },
+		"crash":  func(g *cluster.Gateway) { g.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := up(t, cluster.Options{})
+			// Questions far enough apart that each document's first prefill is over before the restart.
+			w := load.DefaultDocuments()
+			w.Users, w.Questions = 6, 5
+			reqs := w.Requests(load.DefaultVocabulary())
+			var answered atomic.Int64
+			var wg sync.WaitGroup
+			results := send(t, f.Gateways[0].URL, reqs, func(load.Result) {
+				if answered.Add(1) == int64(len(reqs)/2) {
+					wg.Go(func() {
+						end(f.Gateways[0])
+						if err := f.Gateways[0].Start(); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+			})
+			wg.Wait()
+			again := 0
+			for _, r := range results {
+				again += r.Retries
+				if r.Err != nil && (name == "update" || r.TTFT == 0) {
+					t.Errorf("request %d failed after %v to its first output: %v", r.Index, r.TTFT, r.Err)
+				}
+			}
+			t.Logf("%d requests were sent again", again)
+			stats, err := f.EngineStats()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if stats.ColdPrefills != 6 {
+				t.Errorf("engines report %d cold prefills, want one for each of 6 documents", stats.ColdPrefills)
+			}
+		})
 	}
 }
 
@@ -189,11 +206,12 @@ func TestEngineKilled(t *testing.T) {
 	}
 }
 
-// TestSecondGatewayIsWarm: a gateway that starts late predicts as well as the first within a second of answering.
+// TestSecondGatewayIsWarm: a gateway that starts late predicts as well as the first from its first answer on.
 func TestSecondGatewayIsWarm(t *testing.T) {
 	f := up(t, cluster.Options{})
 	reqs := documents(6, 2)
 	noErrors(t, send(t, f.Gateways[0].URL, reqs, nil))
+	start := time.Now()
 	second, err := f.AddGateway()
 	if err != nil {
 		t.Fatal(err)
@@ -205,15 +223,7 @@ func TestSecondGatewayIsWarm(t *testing.T) {
 		}
 		return err
 	})
-	start := time.Now()
-	if err := f.WaitReporting(t.Context(), second, 3, 10*time.Second); err != nil {
-		t.Fatal(err)
-	}
-	took := time.Since(start)
-	t.Logf("warm %v after its first answer", took.Round(10*time.Millisecond))
-	if took > 5*time.Second {
-		t.Errorf("warm after %v, want about a second", took)
-	}
+	t.Logf("first answer %v after its start", time.Since(start).Round(10*time.Millisecond))
 	for _, req := range reqs[len(reqs)-6:] {
 		if predicted, r := ask(t, second.URL, req); predicted != r.CachedTokens || r.CachedTokens < req.PromptTokens()/2 {
 			t.Errorf("second gateway: predicted %d, engine reports %d cached of %d", predicted, r.CachedTokens, req.PromptTokens())

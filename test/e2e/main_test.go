@@ -87,7 +87,7 @@ func send(t *testing.T, url string, reqs []load.Request, onResult func(load.Resu
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	results, err := load.Run(ctx, load.Config{Target: url, Model: "tiny", Speedup: speedup, OnResult: onResult, Timeout: time.Minute}, reqs)
+	results, err := load.Run(ctx, load.Config{Target: url, Model: "tiny", Speedup: speedup, OnResult: onResult, Timeout: time.Minute, Retries: 2}, reqs)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,6 +35,7 @@ type Config struct {
 	Model       map[string]string `json:"model" help:"model names and the folders with their tokenizer.json and chat template, name=folder"`
 	Speedup     float64           `json:"speedup" help:"how many times faster than real the engines run; only for emulated ones"`
 	DrainWait   time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
+	WarmWait    time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for the digests of all endpoints before it serves; clients wait as long"`
 	LogLevel    slog.Level        `json:"log-level" help:"debug, info, warn or error"`
 	ProxyConfig
 	PickerConfig
@@ -51,7 +52,7 @@ func Default() Config {
 	pc := picker.Default()
 	pc.Gossip.Enabled = true
 	return Config{
-		Listen: ":8080", AdminListen: "127.0.0.1:9090", Speedup: 1, DrainWait: 30 * time.Second,
+		Listen: ":8080", AdminListen: "127.0.0.1:9090", Speedup: 1, DrainWait: 30 * time.Second, WarmWait: 2 * time.Second,
 		ProxyConfig: proxy.Default(), PickerConfig: pc,
 	}
 }
@@ -71,6 +72,14 @@ func (c Config) Validate() error {
 	for _, name := range slices.Sorted(maps.Keys(c.Model)) {
 		if _, err := os.Stat(filepath.Join(c.Model[name], "tokenizer.json")); err != nil {
 			errs = append(errs, config.Fault{Field: "model", Value: name + "=" + c.Model[name], Problem: "holds no tokenizer.json that can be read", Remedy: "give the model's folder, or leave the model out: the engine is asked then"})
+		}
+	}
+	for _, d := range []struct {
+		field string
+		value time.Duration
+	}{{"drain-wait", c.DrainWait}, {"warm-wait", c.WarmWait}} {
+		if d.value < 0 {
+			errs = append(errs, config.Fault{Field: d.field, Value: d.value.String(), Problem: "is negative", Remedy: "give 0 or more"})
 		}
 	}
 	if !(c.Speedup > 0) {
@@ -137,7 +146,13 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	adminServer := &http.Server{Handler: px.Admin(reg), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	group.Go(func() error { return pick.Run(groupCtx) })
 	group.Go(func() error { return px.Run(groupCtx) })
-	group.Go(func() error { return serve(server, public) })
+	group.Go(func() error {
+		// Connections wait in the listener's backlog meanwhile.
+		start := time.Now()
+		warm := !cfg.Gossip.Enabled || waitWarm(groupCtx, pick, cfg.WarmWait)
+		log.Info("serving", slog.Bool("warm", warm), slog.Duration("after", time.Since(start).Round(time.Millisecond)))
+		return serve(server, public)
+	})
 	group.Go(func() error { return serve(adminServer, admin) })
 	group.Go(func() error {
 		config.Watch(groupCtx, fs, Default(), time.Second, func(c Config, err error) {
@@ -178,6 +193,24 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	}
 	return err
 }
+
+// waitWarm returns when the picker knows what all its endpoints hold, or after limit, or with ctx. It reports the first.
+func waitWarm(ctx context.Context, pick *picker.Picker, limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(warmEvery)
+	defer tick.Stop()
+	for !pick.Warm() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return true
+}
+
+const warmEvery = 10 * time.Millisecond
 
 // needsRestart reports whether a new configuration differs from the running one in more than the policy.
 func needsRestart(running, changed Config) bool {
