@@ -36,11 +36,16 @@ type Config struct {
 	Terminal  bool // Out is a terminal: progress on one line
 	// GatewayArgs are passed on to the gateway of the grapevine fleet.
 	GatewayArgs []string
+	// Fault is what goes wrong in the grapevine fleet in the middle of each workload, one of FaultNames; empty: nothing.
+	Fault string
 }
 
 // streamInterval is the number of tokens per event of an answer, as vLLM's --stream-interval; the first token
 // always leaves alone. Thousands of streams at ten times their speed are otherwise most of what a small machine does.
 const streamInterval = 50
+
+// sdkRetries is how often OpenAI's SDK sends a request again by default.
+const sdkRetries = 2
 
 // Fleet policies, from the plainest to ours; the second is the gateway's own name of it.
 var fleetPolicies = [][2]string{{"round-robin", "round-robin"}, {"least-load", "least-load"}, {"grapevine", "prefix"}}
@@ -163,6 +168,7 @@ func runWorkload(ctx context.Context, cfg Config, fleets []*cluster.Fleet, name 
 		}
 	}
 	span := time.Duration(float64(reqs[len(reqs)-1].At) / cfg.Speedup)
+	fault := newFault(cfg.Fault, fleets[len(fleets)-1], len(reqs)/2)
 	progress := newProgress(cfg, name, len(reqs)*len(fleets), span)
 	results := make([][]load.Result, len(fleets))
 	errs := make([]error, len(fleets))
@@ -170,13 +176,21 @@ func runWorkload(ctx context.Context, cfg Config, fleets []*cluster.Fleet, name 
 	for i, f := range fleets {
 		wg.Go(func() {
 			results[i], errs[i] = load.Run(ctx, load.Config{
-				Target: f.Gateways[0].URL, Model: "tiny", Speedup: cfg.Speedup,
-				OnResult: func(r load.Result) { progress.done(r.Err != nil) },
+				Target: f.Gateways[0].URL, Model: "tiny", Speedup: cfg.Speedup, Retries: sdkRetries,
+				OnResult: func(r load.Result) {
+					progress.done(r.Err != nil)
+					if fleetPolicies[i][1] == "prefix" {
+						fault.answered()
+					}
+				},
 			}, reqs)
 		})
 	}
 	wg.Wait()
 	progress.stop()
+	if err := fault.wait(); err != nil {
+		return nil, nil, err
+	}
 	rows := make([]Row, len(fleets))
 	var own []float64
 	for i, f := range fleets {
