@@ -11,13 +11,19 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/hold"
 )
 
-// Request is what the choice depends on. The picker keeps the slices until the decision is made; it changes nothing.
+// Request is what the choice depends on. The picker reads the slices until Pick or Explain returns and keeps none of them
+// after that; it changes nothing.
 type Request struct {
 	ID    string
 	Model string // empty: any
-	// TokenIDs is the whole prompt. Nil: unknown, the request is routed by load, and PromptTokens estimates its length.
+	// TokenIDs is the whole prompt, PromptTokens then not looked at. Nil and no Chains: unknown, the request is routed by
+	// load, and PromptTokens estimates its length.
 	TokenIDs     []uint32
 	PromptTokens int
+	// Chains are the prompt's block hashes for those who have them already: one for each of BlockSizes, made with Hasher
+	// and the root of Extras, and PromptTokens then is the prompt's exact length. One that does not fit is not used; the
+	// picker hashes TokenIDs for block sizes without a chain, and where there are none it counts on nothing cached.
+	Chains []blockhash.Chain
 	// Extras are what the engine folds into its block hashes: LoRA name, cache salt, and multimodal items or embeddings
 	// with their offset in tokens from the start of the prompt. Blocks from the first such item on are not matched.
 	Extras          []blockhash.Extra
@@ -30,7 +36,7 @@ type Request struct {
 	Bytes           int      // of the body, for the bound on held bytes; 0: 4 bytes a token
 	Avoid           []string // IDs of endpoints that failed this request
 	NoCacheRead     bool     // the engine reads nothing from its cache (prompt_logprobs)
-	PromptRung      string   // how TokenIDs were made; goes into the receipt
+	PromptRung      string   // how TokenIDs or Chains were made; goes into the receipt
 }
 
 // Endpoint is an engine, or one data-parallel rank of it.

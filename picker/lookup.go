@@ -2,7 +2,16 @@ package picker
 
 import (
 	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 )
+
+// Hasher hashes blocks as this pool does.
+func (p *Picker) Hasher() blockhash.Hasher { return p.hasher }
+
+// BlockSizes returns the block sizes of the pool's endpoints, in tokens, each once; none without endpoints. The caller
+// must not change the slice. It takes no lock.
+func (p *Picker) BlockSizes() []int { return p.table.Load().sizes }
 
 // EngineURL returns the base URL of an engine that serves a model, for questions about prompts: the first one that can be
 // reached. Errors: ErrUnknownModel, ErrNoEndpoints.

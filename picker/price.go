@@ -97,7 +97,7 @@ func (p *Picker) hasDigest(t *table, i int) bool { return t.lanes[i].digest }
 func (p *Picker) rung(q *query, i int) Rung {
 	e := q.table.endpoints[i]
 	switch {
-	case p.hasDigest(q.table, i) && len(q.req.TokenIDs) > 0:
+	case p.hasDigest(q.table, i) && len(q.req.TokenIDs)+len(q.req.Chains) > 0:
 		if e.trust() < 1 {
 			return RungSuspect
 		}

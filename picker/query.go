@@ -100,7 +100,7 @@ func (q *query) bind(t *table, h blockhash.Hasher) (err error) {
 	return nil
 }
 
-// hash computes the chain of the prompt for each block size.
+// hash computes, or takes over, the chain of the prompt for each block size.
 func (q *query) hash(sizes []int, h blockhash.Hasher) {
 	for len(q.chains) < len(sizes) {
 		q.chains = append(q.chains, nil)
@@ -115,6 +115,12 @@ func (q *query) hash(sizes []int, h blockhash.Hasher) {
 	root := h.Root(q.req.Extras...)
 	for i, size := range sizes {
 		q.chains[i] = h.AppendChain(q.chains[i][:0], root, tokens, size)
+		for j := range q.req.Chains {
+			if c := &q.req.Chains[j]; c.Fits(h, root, size) {
+				// A copy: queries outlive their Pick in recent, and it costs a hundredth of hashing.
+				q.chains[i] = append(q.chains[i][:0], c.Hashes...)
+			}
+		}
 	}
 }
 
