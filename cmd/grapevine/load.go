@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/grapevine-llm/grapevine/test/load"
+	"github.com/grapevine-llm/grapevine/test/trace"
 )
 
 // newLoadCommand is `grapevine load`: an open-loop load generator for any OpenAI-compatible server.
@@ -18,7 +19,8 @@ func newLoadCommand() *cobra.Command {
 	cfg := load.Config{Speedup: 1}
 	work := load.Synthetic{Seed: 1}
 	vocabulary := load.DefaultVocabulary()
-	var form, arrivals, trace string
+	var form, arrivals, path, format string
+	var maxPrompt int
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "load --target URL --model NAME",
@@ -45,11 +47,12 @@ func newLoadCommand() *cobra.Command {
 			if err := vocabulary.Validate(); err != nil {
 				return usageError(err.Error())
 			}
-			if trace != "" {
-				var err error
-				if reqs, err = load.ReadTrace(trace, vocabulary, work.Count); err != nil {
+			if path != "" {
+				t, err := trace.Read(path, trace.Format(format), trace.Options{Limit: work.Count, MaxPrompt: maxPrompt, Seed: work.Seed})
+				if err != nil {
 					return err
 				}
+				reqs = load.FromTrace(t, vocabulary)
 			} else if err := work.Validate(); err != nil {
 				return usageError(err.Error())
 			} else {
@@ -83,7 +86,9 @@ func newLoadCommand() *cobra.Command {
 	f.IntVar(&work.Count, "requests", 100, "number of requests (with --trace: at most; 0 sends all)")
 	f.Float64Var(&work.RatePerSec, "rate", 1, "requests a second")
 	f.StringVar(&arrivals, "arrivals", "poisson", "poisson or even")
-	f.StringVar(&trace, "trace", "", "JSON lines in Mooncake's form (timestamp, input_length, output_length, hash_ids), plain or gzip")
+	f.StringVar(&path, "trace", "", "file with a request trace, plain, gzip or zstd")
+	f.StringVar(&format, "trace-format", string(trace.Mooncake), "its form: grapevine, mooncake, cc or azure")
+	f.IntVar(&maxPrompt, "max-prompt", 0, "with --trace: leave out longer prompts, and what follows in their sessions; in tokens, 0: none")
 	f.Float64Var(&cfg.Speedup, "speedup", 1, "divide all times of the workload")
 	f.IntVar(&work.PromptTokens, "prompt-tokens", 1024, "tokens of each prompt")
 	f.IntVar(&work.SharedTokens, "shared-tokens", 512, "of these, common to a group")

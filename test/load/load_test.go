@@ -7,11 +7,12 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/grapevine-llm/grapevine/test/trace"
 )
 
 func TestWorkloadsHaveTheirShape(t *testing.T) {
@@ -134,30 +135,36 @@ func TestRunCountsFailures(t *testing.T) {
 	}
 }
 
-func TestReadTrace(t *testing.T) {
-	write := func(text string) string {
-		path := filepath.Join(t.TempDir(), "trace.jsonl")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
+func TestFromTrace(t *testing.T) {
+	reqs := FromTrace(&trace.Trace{BlockTokens: 512, Requests: []trace.Request{
+		{Prompt: 600, Output: 7, Blocks: []uint64{1}, Session: "a"},
+		{At: 3 * time.Second, Prompt: 1100, Output: 5, Blocks: []uint64{1, 2}},
+	}}, DefaultVocabulary())
+	if len(reqs) != 2 || reqs[0].PromptTokens() != 600 || reqs[1].PromptTokens() != 1100 || reqs[1].At != 3*time.Second || reqs[0].MaxTokens != 7 || reqs[0].Session != "a" {
+		t.Errorf("got %+v", reqs)
 	}
-	reqs, err := ReadTrace(write(`{"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
-{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [1, 2]}
-`), DefaultVocabulary(), 0)
+	if &reqs[0].Parts[0][0] != &reqs[1].Parts[0][0] {
+		t.Error("equal block ids do not share their tokens")
+	}
+}
+
+func TestRetries(t *testing.T) {
+	var calls atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if calls.Add(1) == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.Write([]byte("data: {\"choices\":[{\"text\":\"x\"}]}\n\ndata: [DONE]\n\n"))
+	}))
+	defer s.Close()
+	w := Synthetic{Count: 1, RatePerSec: 1000, PromptTokens: 1, Groups: 1, AnswerTokens: 1}
+	results, err := Run(context.Background(), Config{Target: s.URL, Model: "m", Retries: 2}, w.Requests(DefaultVocabulary()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(reqs) != 2 || reqs[0].PromptTokens() != 600 || reqs[1].PromptTokens() != 1100 || reqs[1].At != 3*time.Second {
-		t.Errorf("got %d requests, %d and %d tokens", len(reqs), reqs[0].PromptTokens(), reqs[1].PromptTokens())
-	}
-	if &reqs[0].Parts[0][0] != &reqs[1].Parts[0][0] {
-		t.Error("equal hash ids do not share their tokens")
-	}
-	for _, bad := range []string{"", "x", `{"timestamp": 0, "input_length": 0}`} {
-		if _, err := ReadTrace(write(bad), DefaultVocabulary(), 0); err == nil {
-			t.Errorf("trace %q: no error", bad)
-		}
+	if r := results[0]; r.Err != nil || r.Retries != 1 || r.TTFT < retryMin/2 {
+		t.Errorf("%d retries, first output after %v, error %v; want one, counted from the first try", r.Retries, r.TTFT, r.Err)
 	}
 }
 
