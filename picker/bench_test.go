@@ -102,7 +102,7 @@ func BenchmarkPickLocked(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		q.makeMarks()
+		q.makeMarks(time.Now)
 		d := q.decision
 		f.release(q)
 		from = time.Now()

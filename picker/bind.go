@@ -250,7 +250,7 @@ func (p *Picker) FirstToken(d Decision) {
 	if f == nil {
 		return
 	}
-	now := time.Now()
+	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if f.ended {
@@ -282,7 +282,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 	if f == nil {
 		return
 	}
-	now := time.Now()
+	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if f.ended {

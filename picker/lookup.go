@@ -1,8 +1,6 @@
 package picker
 
 import (
-	"time"
-
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 )
 
@@ -23,7 +21,7 @@ func (p *Picker) EngineURL(model string) (string, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
+	now := p.clock()
 	for i, e := range t.endpoints {
 		if (serves == nil || i < len(serves) && serves[i]) && e.host.usable(now, p.cfg.Probe != nil) {
 			return e.public.URL, nil

@@ -23,6 +23,7 @@ import (
 // Picker chooses endpoints. All its methods may be called concurrently.
 type Picker struct {
 	cfg     Config
+	clock   func() time.Time
 	hasher  blockhash.Hasher
 	log     *slog.Logger
 	params  score.Params
@@ -66,7 +67,9 @@ type Picker struct {
 
 // New returns a picker that knows the endpoints of cfg. It starts nothing: see Run. Without Run it picks from its own
 // counts and holds nothing.
-func New(cfg Config) (*Picker, error) {
+func New(cfg Config) (*Picker, error) { return newPicker(cfg, time.Now) }
+
+func newPicker(cfg Config, clock func() time.Time) (*Picker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("validate picker configuration: %w", err)
 	}
@@ -79,7 +82,7 @@ func New(cfg Config) (*Picker, error) {
 		cfg.Gossip.NodeName = mesh.UniqueName("")
 	}
 	p := &Picker{
-		cfg: cfg, hasher: hasher, log: cfg.Logger, params: cfg.params(),
+		cfg: cfg, clock: clock, hasher: hasher, log: cfg.Logger, params: cfg.params(),
 		wake:  make(chan struct{}, 1),
 		hosts: map[string]*host{}, static: map[string]bool{},
 		meanPrefill: cfg.Score.prefill().Time(2048, 0),
@@ -115,13 +118,13 @@ func (p *Picker) Pick(ctx context.Context, req Request) (Decision, error) {
 	if err := ctx.Err(); err != nil {
 		return Decision{}, err
 	}
-	now := time.Now()
+	now := p.clock()
 	q := p.prepared(now, req)
 	p.mu.Lock()
 	waits, err := p.admit(now, q)
 	p.mu.Unlock()
 	if !waits {
-		q.makeMarks()
+		q.makeMarks(p.clock)
 		d := q.decision
 		p.release(q)
 		return d, err
@@ -137,14 +140,14 @@ func (p *Picker) Pick(ctx context.Context, req Request) (Decision, error) {
 			return Decision{}, ctx.Err()
 		}
 		<-q.done // bound or refused in the same moment
-		q.makeMarks()
+		q.makeMarks(p.clock)
 		if q.err == nil {
 			p.Done(q.decision, Outcome{Err: ctx.Err(), Cancelled: true, CachedTokens: -1})
 		}
 		p.release(q)
 		return Decision{}, ctx.Err()
 	}
-	q.makeMarks()
+	q.makeMarks(p.clock)
 	d, err := q.decision, q.err
 	p.release(q)
 	return d, err
@@ -200,7 +203,7 @@ func (p *Picker) SetEndpoints(endpoints []string) error {
 	if len(faults) > 0 {
 		return errors.Join(faults...)
 	}
-	now := time.Now()
+	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.static)
@@ -222,7 +225,7 @@ func (p *Picker) SetModels(address string, models []string) {
 	if a, _, err := parseEndpoint(address); err == nil {
 		address = a
 	}
-	now := time.Now()
+	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.hosts[address]
@@ -239,7 +242,7 @@ func (p *Picker) SetPolicy(policy Policy) error {
 	if err := policy.validate(); err != nil {
 		return fmt.Errorf("set policy: %w", err)
 	}
-	now := time.Now()
+	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.policy.Load()
@@ -258,7 +261,7 @@ func (p *Picker) CacheCleared(address string) {
 	if a, _, err := parseEndpoint(address); err == nil {
 		address = a
 	}
-	now := time.Now()
+	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := p.table.Load()
@@ -277,7 +280,7 @@ func (p *Picker) CacheCleared(address string) {
 func (p *Picker) Warm() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.freshen(time.Now())
+	p.freshen(p.clock())
 	t := p.table.Load()
 	for i, e := range t.endpoints {
 		if !p.hasDigest(t, i) || e.gap {
@@ -292,7 +295,7 @@ func (p *Picker) Drain() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.draining = true
-	p.pump(time.Now())
+	p.pump(p.clock())
 }
 
 // newEndpoint makes a rank of h. Caller holds p.mu.

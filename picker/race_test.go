@@ -103,7 +103,7 @@ func TestCallsAtOnceLandTogether(t *testing.T) {
 		}
 	}
 	for _, q := range queries {
-		q.makeMarks()
+		q.makeMarks(time.Now)
 		f.release(q)
 	}
 	if d := f.pick(Request{Model: "llama", TokenIDs: ids}); d.MatchedBlocks != 500 {

@@ -132,7 +132,7 @@ func (p *Picker) Explain(ctx context.Context, req Request) (Receipt, error) {
 	if err := ctx.Err(); err != nil {
 		return Receipt{}, err
 	}
-	now := time.Now()
+	now := p.clock()
 	q := p.prepared(now, req)
 	defer p.release(q)
 	p.mu.Lock()

@@ -17,11 +17,11 @@ type marking struct {
 }
 
 // makeMarks makes the marks of q, if there are any to be made.
-func (q *query) makeMarks() {
+func (q *query) makeMarks(now func() time.Time) {
 	if m := &q.marking; m.marks != nil {
 		m.marks.Mark(m.at, m.col, m.chain, m.until)
 		*m = marking{}
-		q.marked.Store(time.Now().UnixNano())
+		q.marked.Store(now().UnixNano())
 	}
 }
 

@@ -82,17 +82,20 @@ func (p *Picker) loop(ctx context.Context) {
 			case <-pause.C:
 			}
 		}
-		now := time.Now()
-		p.mu.Lock()
-		if now.Sub(p.refreshed) >= idlePause {
-			p.refreshAll(now)
-		}
-		p.freshen(now)
-		p.pump(now)
-		next := p.nextLook(now)
-		p.mu.Unlock()
-		timer.Reset(next)
+		timer.Reset(p.look(time.Now()))
 	}
+}
+
+// look takes over what has changed, gives held requests an opportunity, and returns when to look again at the latest.
+func (p *Picker) look(now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Sub(p.refreshed) >= idlePause {
+		p.refreshAll(now)
+	}
+	p.freshen(now)
+	p.pump(now)
+	return p.nextLook(now)
 }
 
 // changed marks the endpoint of a stream that has ticked. It is called by the view's writer.

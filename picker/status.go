@@ -76,7 +76,7 @@ type GossipStatus struct {
 
 // Status returns what the picker knows now.
 func (p *Picker) Status() Status {
-	now := time.Now()
+	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.freshen(now)

@@ -1,0 +1,114 @@
+package picker
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/view"
+)
+
+// Stepped is a Picker for simulators: its owner gives it the time and its turns, nothing in it waits and no goroutine runs.
+// It decides by the same code as a Picker that runs. Not safe for concurrent use; times must not go back.
+type Stepped struct {
+	picker *Picker
+	now    time.Time
+	held   []submitted
+}
+
+// submitted is a request that waits.
+type submitted struct {
+	q    *query
+	done func(Decision, error)
+}
+
+// NewStepped returns a Stepped that begins at now. Its owner brings the gossip: it must be off in cfg.
+func NewStepped(cfg Config, now time.Time) (*Stepped, error) {
+	if cfg.Gossip.Enabled {
+		return nil, fmt.Errorf("gossip is on: a stepped picker is told what agents say by Hear")
+	}
+	s := &Stepped{now: now}
+	var err error
+	if s.picker, err = newPicker(cfg, func() time.Time { return s.now }); err != nil {
+		return nil, err
+	}
+	s.picker.running = true // it holds
+	return s, nil
+}
+
+// Submit hands in a request. done is called once, with what Pick would return: before Submit returns, or in a later call
+// of any method.
+func (s *Stepped) Submit(now time.Time, req Request, done func(Decision, error)) {
+	s.now = now
+	p := s.picker
+	q := p.prepared(now, req)
+	p.mu.Lock()
+	waits, err := p.admit(now, q)
+	p.mu.Unlock()
+	s.held = append(s.held, submitted{q, done})
+	if !waits {
+		s.end(len(s.held)-1, err)
+	}
+	s.settle()
+}
+
+// Step does what a running Picker does on its own, and returns when it wants to be called again at the latest.
+func (s *Stepped) Step(now time.Time) time.Time {
+	s.now = now
+	next := now.Add(s.picker.look(now))
+	s.settle()
+	return next
+}
+
+// Hear takes in one gossip packet. What it changes counts from the next Step or Submit on. Errors are those of
+// [view.View.Apply].
+func (s *Stepped) Hear(now time.Time, packet []byte) error {
+	s.now = now
+	return s.picker.view.Apply(now, packet)
+}
+
+// Ask returns the packets that the picker wants to send to agents.
+func (s *Stepped) Ask(now time.Time) []view.Out {
+	s.now = now
+	return s.picker.view.Poll(now)
+}
+
+// FirstToken is [Picker.FirstToken].
+func (s *Stepped) FirstToken(now time.Time, d Decision) {
+	s.now = now
+	s.picker.FirstToken(d)
+	s.settle()
+}
+
+// Done is [Picker.Done].
+func (s *Stepped) Done(now time.Time, d Decision, o Outcome) {
+	s.now = now
+	s.picker.Done(d, o)
+	s.settle()
+}
+
+// settle tells of the requests that have been bound or refused.
+func (s *Stepped) settle() {
+	for i := 0; i < len(s.held); {
+		q := s.held[i].q
+		if q.done == nil {
+			i++
+			continue
+		}
+		select {
+		case <-q.done:
+			s.end(i, q.err)
+		default:
+			i++
+		}
+	}
+}
+
+// end takes out the request at position i.
+func (s *Stepped) end(i int, err error) {
+	r := s.held[i]
+	s.held = append(s.held[:i], s.held[i+1:]...)
+	r.q.makeMarks(s.picker.clock)
+	d := r.q.decision
+	s.picker.release(r.q)
+	r.done(d, err)
+}

@@ -1,0 +1,65 @@
+package picker
+
+import (
+	"testing"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/wire"
+)
+
+// TestStepped: the same three requests as a running picker would have them, by a clock that stands still but for the test.
+func TestStepped(t *testing.T) {
+	now := time.Unix(1000, 0)
+	if _, err := NewStepped(func() Config { c := Default(); c.Gossip.Enabled = true; return c }(), now); err == nil {
+		t.Error("gossip on: no error")
+	}
+	s, err := NewStepped(Default(), now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fleet{Picker: s.picker, t: t}
+	a := f.newAgent(0)
+	a.clock = now
+	hear := func() {
+		for _, b := range a.pub.Ticks(now) {
+			if err := s.Hear(now, b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range s.Ask(now) {
+		}
+		s.Step(now)
+	}
+	if err := s.Hear(now, a.info.Append(nil, wire.NodeHash(a.info.Node))); err != nil {
+		t.Fatal(err)
+	}
+	a.pub.SetLoad(now, a.load)
+	hear()
+
+	var decisions []Decision
+	submit := func(id string, seed uint64) {
+		s.Submit(now, Request{ID: id, TokenIDs: prompt(seed, 8000)}, func(d Decision, err error) {
+			if err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+			decisions = append(decisions, d)
+		})
+	}
+	submit("first", 1)
+	submit("second", 2)
+	if len(decisions) != 1 || decisions[0].Reason != "ready" {
+		t.Fatalf("%d decisions, want the first request's at once and the second held: %+v", len(decisions), decisions)
+	}
+	next := s.Step(now)
+	if !next.After(now) {
+		t.Errorf("wants to be called again at %v, which is not later", next)
+	}
+	now = now.Add(300 * time.Millisecond)
+	s.FirstToken(now, decisions[0])
+	if len(decisions) != 2 || decisions[1].Held != 300*time.Millisecond {
+		t.Fatalf("%d decisions after the first token, want the second request's, held for 300 ms: %+v", len(decisions), decisions)
+	}
+	for _, d := range decisions {
+		s.Done(now, d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+	}
+}
