@@ -83,6 +83,8 @@ func TestReadUsage(t *testing.T) {
 		{"responses event", `{"type":"response.completed","response":{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":4},"output_tokens":3}}}`, Usage{5, 3, 4}, true},
 		{"messages start", `{"type":"message_start","message":{"usage":{"input_tokens":5,"output_tokens":0,"cache_read_input_tokens":null}}}`, Usage{5, 0, -1}, true},
 		{"messages end", `{"type":"message_delta","delta":{},"usage":{"input_tokens":5,"output_tokens":9}}`, Usage{5, 9, -1}, true},
+		{"messages, cache apart", `{"type":"message","usage":{"input_tokens":1,"output_tokens":8,"cache_creation_input_tokens":448,"cache_read_input_tokens":64}}`, Usage{513, 8, 64}, true},
+		{"messages, nothing cached", `{"type":"message","usage":{"input_tokens":1,"output_tokens":8,"cache_creation_input_tokens":448,"cache_read_input_tokens":0}}`, Usage{449, 8, 0}, true},
 		{"odd numbers", `{"usage":{"prompt_tokens":"x","completion_tokens":-4}}`, Usage{0, 0, -1}, true},
 	}
 	for _, tt := range tests {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"unicode/utf8"
 )
@@ -84,7 +85,8 @@ type Request struct {
 	// request; empty for chat. Longest gives the one that decides.
 	Prompts []Prompt
 	// TokenIDs are the prompt's token ids as the client gave them beside
-	// messages (kv_transfer_params.prompt_token_ids); nil: none.
+	// messages (kv_transfer_params.prompt_token_ids), which the engine does not
+	// truncate; nil: none.
 	TokenIDs []uint32
 
 	Messages           json.RawMessage // a list
@@ -297,6 +299,7 @@ func (p *parser) chat(r *Request) {
 		if v := member(kv, "prompt_token_ids"); !isNull(v) {
 			ids, err := tokenIDs(v)
 			r.TokenIDs = ids
+			r.TruncatePromptTokens = 0 // the engine takes them as they are
 			p.fail("kv_transfer_params.prompt_token_ids", err)
 			r.PromptBytes = len(ids) * bytesPerToken
 		}
@@ -391,19 +394,36 @@ func prompts(v []byte) ([]Prompt, error) {
 	return out, err
 }
 
+// tokenID reads an id: digits nearly always, so these first.
+func tokenID(e []byte) (uint32, error) {
+	var n int
+	for _, c := range e {
+		if c < '0' || c > '9' || n > math.MaxUint32 {
+			n = -1
+			break
+		}
+		n = n*10 + int(c-'0')
+	}
+	if n < 0 {
+		var err error
+		if n, err = integer(e); err != nil || n < 0 || isNull(e) {
+			return 0, errors.New("want a whole number that is not negative")
+		}
+	}
+	if n > math.MaxUint32 {
+		return 0, errors.New("too large")
+	}
+	return uint32(n), nil
+}
+
 func tokenIDs(v []byte) ([]uint32, error) {
 	ids := []uint32{}
 	err := elements(v, func(e []byte) error { // its errors quote nothing: they go into logs
-		var n uint64
-		for _, c := range e {
-			if c < '0' || c > '9' {
-				return fmt.Errorf("token id %d of the list: want a whole number that is not negative", len(ids))
-			}
-			if n = n*10 + uint64(c-'0'); n > 1<<32-1 {
-				return fmt.Errorf("token id %d of the list: too large", len(ids))
-			}
+		n, err := tokenID(e)
+		if err != nil {
+			return fmt.Errorf("token id %d of the list: %w", len(ids), err)
 		}
-		ids = append(ids, uint32(n))
+		ids = append(ids, n)
 		return nil
 	})
 	if err == nil && len(ids) == 0 {

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -27,7 +28,7 @@ func TestParse(t *testing.T) {
 				Documents: json.RawMessage(`[{"title":"t"}]`), ChatTemplateKwargs: json.RawMessage(`{"a":1}`),
 				MMProcessorKwargs: json.RawMessage(`{}`), MediaIOKwargs: json.RawMessage(`{"video":{}}`),
 				ResponseFormat: json.RawMessage(`{"type":"text"}`), ChatTemplate: "{{ x }}", ReasoningEffort: "low",
-				ContinueFinalMessage: true, AddSpecialTokens: true, TruncatePromptTokens: -1, TruncationSide: "left", CacheSalt: "s",
+				ContinueFinalMessage: true, AddSpecialTokens: true, TruncationSide: "left", CacheSalt: "s",
 				PromptLogprobs: true, PromptBytes: 12}},
 		{"chat defaults, nulls are absent", "/v1/chat/completions?x=1", `{"messages":[],"n":null,"tools":null,"stream":null,"max_tokens":null}`,
 			Request{Kind: Chat, N: 1, Messages: json.RawMessage(`[]`), AddGenerationPrompt: true, PromptBytes: 2}},
@@ -56,6 +57,14 @@ func TestParse(t *testing.T) {
 			Request{Kind: Messages, Model: "m", N: 1, MaxTokens: 4, Messages: json.RawMessage(`[]`), PromptBytes: 5}},
 		{"pooling: model only", "/v1/rerank", `{"model":"r","query":1,"documents":"x"}`, Request{Kind: Pooling, Model: "r", N: 1, PromptBytes: 39}},
 		{"unknown path", "/v1/else", `{"model":"r","messages":1}`, Request{Kind: Other, Model: "r", N: 1}},
+		{"ids given beside messages are not truncated", "/v1/chat/completions", `{"messages":[],"truncate_prompt_tokens":2,"kv_transfer_params":{"prompt_token_ids":[5,6,7]}}`,
+			Request{Kind: Chat, N: 1, TokenIDs: []uint32{5, 6, 7}, Messages: json.RawMessage(`[]`), AddGenerationPrompt: true, PromptBytes: 12}},
+		{"ids as floats and texts", "/v1/completions", `{"prompt":[[1.0,"2"],[-0,3]]}`,
+			Request{Kind: Completion, N: 1, MaxTokens: 16, Prompts: []Prompt{{IDs: []uint32{1, 2}}, {IDs: []uint32{0, 3}}}, AddSpecialTokens: true, PromptBytes: 8}},
+		{"a list of digits is texts", "/v1/completions", `{"prompt":["1","2"]}`,
+			Request{Kind: Completion, N: 1, MaxTokens: 16, Prompts: []Prompt{{Text: "1"}, {Text: "2"}}, AddSpecialTokens: true, PromptBytes: 1}},
+		{"byte order mark", "/v1/completions", "\ufeff {\"prompt\":\"x\"}",
+			Request{Kind: Completion, N: 1, MaxTokens: 16, Prompts: []Prompt{{Text: "x"}}, AddSpecialTokens: true, PromptBytes: 1}},
 		{"lenient numbers and Python's own", "/v1/completions", `{"prompt":"x","n":"2","max_tokens":3.0,"temperature":NaN,"top_p":-Infinity}`,
 			Request{Kind: Completion, N: 2, MaxTokens: 3, Prompts: []Prompt{{Text: "x"}}, AddSpecialTokens: true, PromptBytes: 1}},
 	}
@@ -97,6 +106,9 @@ func TestParseErrors(t *testing.T) {
 		{"negative id", "/v1/completions", `{"prompt":[1,-1]}`, "not negative"},
 		{"large id", "/v1/completions", `{"prompt":[4294967296]}`, "too large"},
 		{"id is text", "/v1/completions", `{"prompt":[1,"x"]}`, "whole number"},
+		{"id is null", "/v1/completions", `{"prompt":[1,null]}`, "whole number"},
+		{"id is broken", "/v1/completions", `{"prompt":[1,1.5]}`, "whole number"},
+		{"huge id", "/v1/completions", `{"prompt":[99999999999999999999]}`, "whole number"},
 		{"n", "/v1/completions", `{"prompt":"x","n":1.5}`, `field "n": want a whole number`},
 		{"stream", "/v1/completions", `{"prompt":"x","stream":"maybe"}`, `field "stream": want true or false`},
 		{"kwargs", "/v1/chat/completions", `{"messages":[],"chat_template_kwargs":[]}`, "want an object"},
@@ -108,6 +120,24 @@ func TestParseErrors(t *testing.T) {
 				t.Errorf("Parse error %v, want one with %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// Flags are read as pydantic reads them.
+func TestFlags(t *testing.T) {
+	for value, want := range map[string]bool{
+		"true": true, "1": true, "1.0": true, `"TRUE"`: true, `"1"`: true, `"t"`: true, `"Yes"`: true, `"on"`: true, `"y"`: true, "null": true,
+		"false": false, "0": false, "0.0": false, `"False"`: false, `"0"`: false, `"f"`: false, `"no"`: false, `"OFF"`: false, `"n"`: false,
+	} {
+		r, err := Parse("/v1/chat/completions", []byte(`{"messages":[],"add_generation_prompt":`+value+`}`))
+		if err != nil || r.AddGenerationPrompt != want {
+			t.Errorf("%s is %v, %v, want %v", value, r != nil && r.AddGenerationPrompt, err, want)
+		}
+	}
+	for _, value := range []string{"2", `""`, `"maybe"`, "[]", "0.5"} {
+		if _, err := Parse("/v1/chat/completions", []byte(`{"messages":[],"add_generation_prompt":`+value+`}`)); err == nil {
+			t.Errorf("%s is no flag", value)
+		}
 	}
 }
 
@@ -156,7 +186,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("n %d, estimate %d", r.N, r.EstimatedTokens())
 		}
 		// The scanner accepts no more than encoding/json, but for NaN and Infinity.
-		if s := string(body); !json.Valid(body) && !strings.Contains(s, "NaN") && !strings.Contains(s, "Infinity") {
+		if s := string(body); !json.Valid(bytes.TrimPrefix(body, byteOrderMark)) && !strings.Contains(s, "NaN") && !strings.Contains(s, "Infinity") {
 			t.Fatalf("accepted invalid JSON %q", body)
 		}
 		forced, changed := ForceUsage(body)

@@ -266,10 +266,16 @@ func (s *scanner) digits() int {
 	return s.i - start
 }
 
+// byteOrderMark may precede a body: Python's json module skips it.
+var byteOrderMark = []byte("\ufeff")
+
 // members calls each for every member of the object b, keys decoded. b must
 // hold one object and white space only.
 func members(b []byte, each func(key string, value []byte) error) error {
 	s := scanner{b: b}
+	if bytes.HasPrefix(b, byteOrderMark) {
+		s.i = len(byteOrderMark)
+	}
 	if s.peek() != '{' {
 		if s.i >= len(b) {
 			return errors.New("is empty, want a JSON object")
@@ -360,14 +366,25 @@ func integer(b []byte) (int, error) {
 	return int(f), nil
 }
 
+// boolean reads a flag the way pydantic does, which reads bodies for vLLM: words
+// in any case and numbers do too.
 func boolean(b []byte, absent bool) (bool, error) {
 	if isNull(b) {
 		return absent, nil
 	}
+	if b[0] == '"' {
+		b = bytes.ToLower(b[1 : len(b)-1])
+		switch string(b) {
+		case "t", "y", "yes", "on":
+			return true, nil
+		case "f", "n", "no", "off":
+			return false, nil
+		}
+	}
 	switch string(b) {
-	case "true", "1", `"true"`:
+	case "true", "1", "1.0":
 		return true, nil
-	case "false", "0", `"false"`:
+	case "false", "0", "0.0":
 		return false, nil
 	}
 	return false, errors.New("want true or false")

@@ -4,7 +4,7 @@ import "bytes"
 
 // Usage is what an engine reports about one request.
 type Usage struct {
-	PromptTokens     int
+	PromptTokens     int // cached ones included
 	CompletionTokens int
 	// CachedTokens is the part of the prompt that came from the cache; -1:
 	// not reported. vLLM reports it with --enable-prompt-tokens-details only,
@@ -16,7 +16,10 @@ type Usage struct {
 // ReadUsage finds the usage in a JSON answer or in the data of one event. It
 // reads chat and completions, the events of /v1/responses (inside "response")
 // and those of /v1/messages (inside "message" first, at the end on its own;
-// the end repeats what it knows). ok is false if there is none.
+// the end repeats what it knows). Anthropic's input_tokens leave out what was
+// read from the cache or written to it (vLLM 0.32,
+// vllm/entrypoints/anthropic/serving.py); here they are put together again. ok
+// is false if there is none.
 func ReadUsage(data []byte) (u Usage, ok bool) {
 	if len(data) == 0 || data[0] != '{' {
 		return Usage{}, false
@@ -39,6 +42,7 @@ func ReadUsage(data []byte) (u Usage, ok bool) {
 		return Usage{}, false
 	}
 	u.CachedTokens = -1
+	aside := 0 // tokens of the prompt that input_tokens do not count
 	_ = members(usage, func(k string, v []byte) error {
 		switch k {
 		case "prompt_tokens", "input_tokens":
@@ -48,7 +52,10 @@ func ReadUsage(data []byte) (u Usage, ok bool) {
 		case "cache_read_input_tokens":
 			if !isNull(v) {
 				u.CachedTokens = count(v)
+				aside += u.CachedTokens
 			}
+		case "cache_creation_input_tokens":
+			aside += count(v)
 		case "prompt_tokens_details", "input_tokens_details":
 			if v[0] == '{' {
 				u.CachedTokens = count(member(v, "cached_tokens"))
@@ -56,6 +63,7 @@ func ReadUsage(data []byte) (u Usage, ok bool) {
 		}
 		return nil
 	})
+	u.PromptTokens += aside
 	return u, true
 }
 
