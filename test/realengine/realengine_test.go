@@ -11,7 +11,7 @@ import (
 // TestRealEngine runs the scenarios in order on one pair of engines: starting vLLM is what
 // takes the time.
 func TestRealEngine(t *testing.T) {
-	f := newFleet(t)
+	f := newFleet(t, 2, adapterFlags(t)...)
 	t.Run("GrowingChatsReturn", f.growingChats)
 	t.Run("TextAndIDs", f.textAndIDs)
 	t.Run("SaltAndAdapterStayApart", f.saltAndAdapter)
