@@ -1,6 +1,6 @@
 // Command grapevine is the person's tool: it runs the demo, an emulated engine, a load
-// generator, an agent or a gateway, shows what an engine's event stream says, and asks a
-// running gateway for its status or for the reasons of a decision.
+// generator, an agent or a gateway, shows what an engine's event stream says and what a request
+// becomes, and asks a running gateway for its status or for the reasons of a decision.
 package main
 
 import (
@@ -54,6 +54,8 @@ func newRoot() *cobra.Command {
 		newDemoCommand(),
 		newStatusCommand(),
 		newExplainCommand(),
+		newTokenizeCommand(),
+		newChainCommand(),
 	)
 	return root
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -140,15 +139,9 @@ func explained(cmd *cobra.Command, admin, requestID, file, path string) ([]byte,
 	if requestID != "" {
 		return call(cmd.Context(), http.MethodGet, admin, "/receipts/"+url.PathEscape(requestID), nil)
 	}
-	var body []byte
-	var err error
-	if file == "-" {
-		body, err = io.ReadAll(cmd.InOrStdin())
-	} else {
-		body, err = os.ReadFile(file)
-	}
+	body, err := readBody(cmd.InOrStdin(), file)
 	if err != nil {
-		return nil, fmt.Errorf("read request body: %w", err)
+		return nil, err
 	}
 	return call(cmd.Context(), http.MethodPost, admin, "/explain?path="+url.QueryEscape(path), body)
 }
@@ -216,11 +209,8 @@ func call(ctx context.Context, method, admin, path string, body []byte) ([]byte,
 		return nil, fmt.Errorf("%s has no /status: give --admin the gateway's --admin-listen address, not the one for clients", admin)
 	}
 	if resp.StatusCode != http.StatusOK {
-		var said struct {
-			Error struct{ Message string } `json:"error"`
-		}
-		if json.Unmarshal(text, &said) == nil && said.Error.Message != "" {
-			return nil, fmt.Errorf("the gateway says: %s", said.Error.Message)
+		if message := errorMessage(text); message != "" {
+			return nil, fmt.Errorf("the gateway says: %s", message)
 		}
 		return nil, fmt.Errorf("the gateway answers with status %d", resp.StatusCode)
 	}
