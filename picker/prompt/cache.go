@@ -1,6 +1,7 @@
 package prompt
 
 import (
+	"encoding/binary"
 	"hash/maphash"
 	"math"
 	"sync"
@@ -11,35 +12,49 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/prompt/tokenizer"
 )
 
-// cacheKey stands for a text: two hashes under seeds that nobody outside this
-// process knows, so that equal keys mean equal texts.
+// cacheKey stands for a text, or for all that comes before a place in a
+// prompt: two hashes under seeds that nobody outside this process knows, so
+// that equal keys mean equal texts.
 type cacheKey [2]uint64
 
-// byteCache keeps ids by key and forgets the longest unused when it grows past
-// its size. Safe for concurrent use.
-type byteCache struct {
-	seeds [2]maphash.Seed
-	max   int64
+// keys makes cacheKeys.
+type keys [2]maphash.Seed
+
+func newKeys() keys { return keys{maphash.MakeSeed(), maphash.MakeSeed()} }
+
+// of hashes a text; kind keeps texts of different meaning apart.
+func (k *keys) of(text string, kind uint64) cacheKey {
+	return cacheKey{maphash.String(k[0], text) + kind, maphash.String(k[1], text)}
+}
+
+// after is the key of what prefix stands for followed by the text of key part
+// and the added token id.
+func (k *keys) after(prefix, part cacheKey, id uint64) cacheKey {
+	var b [40]byte
+	for i, v := range [...]uint64{prefix[0], prefix[1], part[0], part[1], id} {
+		binary.LittleEndian.PutUint64(b[8*i:], v)
+	}
+	return cacheKey{maphash.Bytes(k[0], b[:]), maphash.Bytes(k[1], b[:])}
+}
+
+// byteCache keeps values by key and forgets the longest unused when it grows
+// past its size. Values are shared and never changed. Safe for concurrent use.
+type byteCache[V interface{ bytes() int64 }] struct {
+	max          int64
+	hits, misses atomic.Uint64
 
 	mu   sync.Mutex // guards lru, used
-	lru  *simplelru.LRU[cacheKey, []uint32]
+	lru  *simplelru.LRU[cacheKey, V]
 	used int64
 }
 
-// key hashes a text; kind keeps texts of different meaning apart.
-func (c *byteCache) key(text string, kind uint64) cacheKey {
-	return cacheKey{maphash.String(c.seeds[0], text) + kind, maphash.String(c.seeds[1], text)}
-}
-
-// entryBytes is about what an entry costs beside its ids.
+// entryBytes is about what an entry costs beside its value.
 const entryBytes = 128
 
-func size(ids []uint32) int64 { return int64(4*len(ids)) + entryBytes }
-
-func newByteCache(maxBytes int64) *byteCache {
-	c := &byteCache{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, max: maxBytes}
+func newByteCache[V interface{ bytes() int64 }](maxBytes int64) *byteCache[V] {
+	c := &byteCache[V]{max: maxBytes}
 	var err error
-	c.lru, err = simplelru.NewLRU(math.MaxInt32, func(_ cacheKey, ids []uint32) { c.used -= size(ids) })
+	c.lru, err = simplelru.NewLRU(math.MaxInt32, func(_ cacheKey, v V) { c.used -= v.bytes() + entryBytes })
 	if err != nil {
 		panic(err) // only for a size that is not positive
 	}
@@ -47,105 +62,149 @@ func newByteCache(maxBytes int64) *byteCache {
 }
 
 // get and put want mu held.
-func (c *byteCache) get(key cacheKey) ([]uint32, bool) { return c.lru.Get(key) }
+func (c *byteCache[V]) get(key cacheKey) (V, bool) {
+	v, ok := c.lru.Get(key)
+	if ok {
+		c.hits.Add(1)
+	} else {
+		c.misses.Add(1)
+	}
+	return v, ok
+}
 
-func (c *byteCache) put(key cacheKey, ids []uint32) {
-	if size(ids) > c.max/4 {
+func (c *byteCache[V]) put(key cacheKey, v V) {
+	size := v.bytes() + entryBytes
+	if size > c.max/4 {
 		return // one text must not push out all others
 	}
 	c.lru.Remove(key)
-	c.lru.Add(key, ids)
-	for c.used += size(ids); c.used > c.max; {
+	c.lru.Add(key, v)
+	for c.used += size; c.used > c.max; {
 		c.lru.RemoveOldest()
 	}
 }
 
-// segmentCache remembers the ids of the text between two special tokens.
-// Special tokens are cut out before a text is normalized and split, so a
-// segment's ids depend on nothing around it.
-type segmentCache struct {
-	*byteCache
-	hits, misses atomic.Uint64
+// stats is read without waiting for a request.
+func (c *byteCache[V]) stats() CacheStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return CacheStats{Hits: c.hits.Load(), Misses: c.misses.Load(), Entries: c.lru.Len(), Bytes: c.used}
 }
 
-func newSegmentCache(maxBytes int64) *segmentCache {
-	return &segmentCache{byteCache: newByteCache(maxBytes)}
+// tokenIDs are ids in a cache.
+type tokenIDs []uint32
+
+func (t tokenIDs) bytes() int64 { return int64(4 * len(t)) }
+
+// segmentCache remembers the ids of the text between two added tokens, whatever
+// stands around it: see the package comment for why that is exact.
+type segmentCache struct {
+	keys
+	*byteCache[tokenIDs]
+}
+
+func newSegmentCache(k keys, maxBytes int64) *segmentCache {
+	return &segmentCache{k, newByteCache[tokenIDs](maxBytes)}
 }
 
 // minSegment is the length in bytes from which looking up is cheaper than
 // encoding.
 const minSegment = 48
 
-// segment is one piece of a text.
+// segment is one piece of a text, and the added token behind it.
 type segment struct {
 	text  string
-	key   cacheKey
-	ids   []uint32 // nil: not in the cache
-	fresh bool     // to be put into it
-	id    uint32   // of the special token behind it
-	last  bool     // nothing is behind it
+	key   cacheKey // of text
+	place cacheKey // of all up to here, the added token included
+	known []uint32 // ids of text, if they are in the cache
+	id    uint32   // of the added token
+	last  bool     // there is none: nothing is behind
+	long  bool     // worth a place in the cache
 }
 
-// encode appends the ids of text to dst, as tok.Encode does.
-// model tells tokenizers apart.
-func (c *segmentCache) encode(tok *tokenizer.Tokenizer, model uint64, dst []uint32, text string) []uint32 {
-	parts := make([]segment, 0, 64)
+// cut appends the segments of text to dst. model tells tokenizers apart, place
+// is the key of what comes before.
+func (c *segmentCache) cut(dst []segment, tok *tokenizer.Tokenizer, model uint64, place cacheKey, text string) []segment {
 	for {
-		before, id, rest, found := tok.Cut(text)
-		s := segment{text: before, id: id, last: !found}
-		if len(before) >= minSegment {
-			s.key, s.fresh = c.key(before, model), true
+		before, id, rest, found := text, uint32(0), "", false
+		if independent(tok) {
+			before, id, rest, found = tok.Cut(text)
 		}
-		parts = append(parts, s)
-		if !found {
-			break
+		s := segment{text: before, id: id, last: !found, long: len(before) >= minSegment, key: c.of(before, model)}
+		behind := uint64(id)
+		if s.last {
+			behind = endOfText
+		}
+		place = c.after(place, s.key, behind)
+		s.place = place
+		if dst = append(dst, s); !found {
+			return dst
 		}
 		text = rest
 	}
-	c.lookup(parts)
-	for i := range parts {
-		s := &parts[i]
-		switch from := len(dst); {
-		case s.ids != nil:
-			dst = append(dst, s.ids...)
-		default:
-			dst = tok.EncodePiece(dst, s.text)
-			if s.fresh {
-				s.ids = append([]uint32(nil), dst[from:]...)
-			}
-		}
-		if !s.last {
-			dst = append(dst, s.id)
+}
+
+// endOfText stands in keys for the end, which no token id is.
+const endOfText = math.MaxUint64
+
+// independent reports whether the pieces that Cut gives tokenize alone as they
+// do in the whole text. Where they do not, a text is one segment.
+func independent(tok *tokenizer.Tokenizer) bool {
+	t, says := any(tok).(interface{ Independent() bool })
+	return !says || t.Independent()
+}
+
+// encode appends the ids of segments to dst, and keeps what was not known.
+func (c *segmentCache) encode(dst []uint32, tok *tokenizer.Tokenizer, segments []segment) []uint32 {
+	c.lookup(segments)
+	for i := range segments {
+		dst = c.encodeOne(dst, tok, &segments[i])
+	}
+	c.store(segments)
+	return dst
+}
+
+// encodeOne appends the ids of one segment that was looked up, with its added
+// token. What is to be kept of it is in known after that.
+func (c *segmentCache) encodeOne(dst []uint32, tok *tokenizer.Tokenizer, s *segment) []uint32 {
+	switch from := len(dst); {
+	case s.known != nil:
+		dst = append(dst, s.known...)
+		s.long = false // nothing to store
+	case s.last && !independent(tok): // the whole text, with the added tokens in it
+		dst = tok.Encode(dst, s.text)
+		s.known = append([]uint32(nil), dst[from:]...)
+	default:
+		dst = tok.EncodePiece(dst, s.text)
+		if s.long {
+			s.known = append([]uint32(nil), dst[from:]...)
 		}
 	}
-	c.store(parts)
+	if !s.last {
+		dst = append(dst, s.id)
+	}
 	return dst
 }
 
 // lookup fills in what is known, under one lock.
-func (c *segmentCache) lookup(parts []segment) {
+func (c *segmentCache) lookup(segments []segment) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range parts {
-		s := &parts[i]
-		if !s.fresh {
-			continue
-		}
-		if ids, ok := c.get(s.key); ok {
-			s.ids, s.fresh = ids, false
-			c.hits.Add(1)
-		} else {
-			c.misses.Add(1)
+	for i := range segments {
+		if s := &segments[i]; s.long {
+			if ids, ok := c.get(s.key); ok {
+				s.known = ids
+			}
 		}
 	}
 }
 
-func (c *segmentCache) store(parts []segment) {
+func (c *segmentCache) store(segments []segment) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range parts {
-		if s := &parts[i]; s.fresh {
-			c.put(s.key, s.ids)
+	for i := range segments {
+		if s := &segments[i]; s.long && s.known != nil {
+			c.put(s.key, s.known)
 		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/picker/openai"
@@ -17,9 +16,9 @@ import (
 
 // engine asks engines for token ids and remembers their answers.
 type engine struct {
-	client       *http.Client
-	answers      *byteCache
-	hits, misses atomic.Uint64
+	keys
+	client  *http.Client
+	answers *byteCache[tokenIDs]
 
 	mu     sync.Mutex           // guards closed
 	closed map[string]time.Time // URLs that an engine does not serve: when to try again
@@ -37,8 +36,8 @@ const (
 	maxAnswer = 64 << 20
 )
 
-func newEngine(client *http.Client, cacheBytes int64) *engine {
-	return &engine{client: client, answers: newByteCache(cacheBytes), closed: map[string]time.Time{}}
+func newEngine(client *http.Client, k keys, cacheBytes int64) *engine {
+	return &engine{keys: k, client: client, answers: newByteCache[tokenIDs](cacheBytes), closed: map[string]time.Time{}}
 }
 
 // errClosed means that an endpoint is not there: ask the next one.
@@ -61,8 +60,8 @@ func (e *engine) ask(ctx context.Context, req *openai.Request, url string) (Resu
 	return Result{TokenIDs: ids, Rung: RungTokenize}, nil
 }
 
-// rendered is the answer of a render endpoint (vLLM 0.18 and later).
-type rendered struct {
+// renderAnswer is the answer of a render endpoint (vLLM 0.18 and later).
+type renderAnswer struct {
 	TokenIDs []uint32 `json:"token_ids"`
 	Features *struct {
 		Placeholders map[string][]struct {
@@ -71,7 +70,21 @@ type rendered struct {
 	} `json:"features"`
 }
 
+// render asks for what was not asked before.
 func (e *engine) render(ctx context.Context, req *openai.Request, url string) (Result, error) {
+	key := e.of(string(req.Body), uint64(req.Kind))
+	if ids, ok := e.known(key); ok {
+		return Result{TokenIDs: ids, Rung: RungRender}, nil
+	}
+	res, err := e.rendered(ctx, req, url)
+	if err == nil && len(res.TokenIDs) == res.EstimatedTokens {
+		e.remember(key, res.TokenIDs)
+	}
+	return res, err
+}
+
+// rendered asks the render endpoint, whatever was answered before.
+func (e *engine) rendered(ctx context.Context, req *openai.Request, url string) (Result, error) {
 	var path string
 	switch req.Kind {
 	case openai.Chat:
@@ -85,21 +98,17 @@ func (e *engine) render(ctx context.Context, req *openai.Request, url string) (R
 	default:
 		return Result{}, errClosed
 	}
-	key := e.answers.key(string(req.Body), uint64(req.Kind))
-	if ids, ok := e.known(key); ok {
-		return Result{TokenIDs: ids, Rung: RungRender}, nil
-	}
 	raw, err := e.post(ctx, url+path, req.Body)
 	if err != nil {
 		return Result{}, err
 	}
-	list := make([]rendered, 1)
+	list := make([]renderAnswer, 1)
 	if raw = bytes.TrimLeft(raw, " \r\n\t"); len(raw) > 0 && raw[0] == '[' {
 		err = json.Unmarshal(raw, &list) // one for each prompt
 	} else {
 		err = json.Unmarshal(raw, &list[0])
 	}
-	var best rendered
+	var best renderAnswer
 	for _, r := range list {
 		if len(r.TokenIDs) > len(best.TokenIDs) {
 			best = r
@@ -119,10 +128,28 @@ func (e *engine) render(ctx context.Context, req *openai.Request, url string) (R
 			}
 		}
 	}
-	if len(res.TokenIDs) == len(best.TokenIDs) {
-		e.remember(key, res.TokenIDs)
-	}
 	return res, nil
+}
+
+// truth asks an engine for a request's ids, to compare others with. It answers
+// only if the engine's own way to the prompt gives the same.
+func (e *engine) truth(ctx context.Context, req *openai.Request, url string) ([]uint32, error) {
+	res, err := e.rendered(ctx, req, url)
+	if err == nil && len(res.TokenIDs) < res.EstimatedTokens {
+		return nil, errors.New("prompt holds more than text")
+	}
+	if !errors.Is(err, errClosed) {
+		return res.TokenIDs, err
+	}
+	if req.TruncatePromptTokens < 0 || req.ResponseFormat != nil || req.ToolChoice != nil && string(req.ToolChoice) != `"auto"` {
+		return nil, errors.New("/tokenize does not see all that makes the prompt")
+	}
+	body, err := tokenizeBody(req)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := e.tokens(ctx, url, body)
+	return truncate(ids, req), err
 }
 
 // tokenizeRequest is the body of /tokenize: the fields of a chat request that
@@ -146,7 +173,7 @@ func (e *engine) tokenize(ctx context.Context, req *openai.Request, url string) 
 	if err != nil {
 		return nil, err
 	}
-	key := e.answers.key(string(body), uint64(openai.Tokenize))
+	key := e.of(string(body), uint64(openai.Tokenize))
 	if ids, ok := e.known(key); ok {
 		return ids, nil
 	}
@@ -296,13 +323,7 @@ func (e *engine) close(url string, d time.Duration) {
 func (e *engine) known(key cacheKey) ([]uint32, bool) {
 	e.answers.mu.Lock()
 	defer e.answers.mu.Unlock()
-	ids, ok := e.answers.get(key)
-	if ok {
-		e.hits.Add(1)
-	} else {
-		e.misses.Add(1)
-	}
-	return ids, ok
+	return e.answers.get(key)
 }
 
 func (e *engine) remember(key cacheKey, ids []uint32) {

@@ -4,6 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,64 +16,89 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/prompt/tokenizer"
 )
 
-// ownModel is a model whose files were read. What they hold may not be
-// supported: then the error stands in its place.
+// ownModel is a folder of model files. What they hold may be missing, damaged
+// or not supported: then the error stands in its place, and prompts are asked
+// from engines.
 type ownModel struct {
-	number  uint64 // differs between models
+	number  uint64   // differs between folders
+	names   []string // of the models that use it, sorted
 	tok     *tokenizer.Tokenizer
 	tokErr  error
 	tmpl    *chat.Template
 	tmplErr error
-	// wrong is set when an engine was seen to tokenize differently.
-	wrong atomic.Pointer[Mismatch]
+
+	trust    trust
+	resolved [len(rungNames)]atomic.Uint64 // requests by rung
 }
 
-func (m *ownModel) distrust(why *Mismatch) { m.wrong.Store(why) }
+// maxFile bounds a model file. The largest tokenizer.json in use are below
+// 40 MB; reading takes several times the file's size in memory.
+const maxFile = 128 << 20
 
-// loadModel reads a folder. The error is that of a folder without a readable
-// tokenizer.json.
-func loadModel(dir fs.FS, number uint64) (*ownModel, error) {
-	data, err := fs.ReadFile(dir, "tokenizer.json")
-	if err != nil {
-		return nil, fmt.Errorf("read tokenizer: %w", err)
+// loadModel reads a folder. The only error is that of a folder that is not
+// there; anything wrong with its files is in the model.
+func loadModel(dir string, number uint64) (*ownModel, error) {
+	switch info, err := os.Stat(dir); {
+	case err != nil:
+		return nil, fmt.Errorf("open model folder: %w", err)
+	case !info.IsDir():
+		return nil, fmt.Errorf("open model folder: %s is a file", dir)
 	}
 	m := &ownModel{number: number}
-	m.tok, m.tokErr = tokenizer.Parse(data)
-	m.tmpl, m.tmplErr = chat.Load(dir)
+	m.tok, m.tokErr = loadTokenizer(dir)
+	if m.tmplErr = checkSizes(dir, "tokenizer_config.json", "chat_template.jinja"); m.tmplErr == nil {
+		m.tmpl, m.tmplErr = chat.Load(os.DirFS(dir))
+	}
+	if m.tmplErr != nil {
+		m.tmplErr = fmt.Errorf("%s: %w", dir, m.tmplErr)
+	}
 	return m, nil
 }
 
-func (m *ownModel) problems() []error {
-	var errs []error
-	for _, err := range []error{m.tokErr, m.tmplErr} {
-		if err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errs
-}
-
-// encode returns the ids of a request's prompt.
-func (m *ownModel) encode(req *openai.Request, cache *segmentCache) ([]uint32, error) {
-	if m.tokErr != nil {
-		return nil, m.tokErr
-	}
-	if why := m.wrong.Load(); why != nil {
-		return nil, why
-	}
-	text, err := m.text(req)
-	if err != nil {
+func loadTokenizer(dir string) (*tokenizer.Tokenizer, error) {
+	const name = "tokenizer.json"
+	if err := checkSizes(dir, name); err != nil {
 		return nil, err
 	}
-	ids := make([]uint32, 0, len(text)/3+8)
-	if req.AddSpecialTokens {
-		ids = append(ids, m.tok.Prefix()...)
+	path := filepath.Join(dir, name)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read tokenizer: %w", err)
 	}
-	ids = cache.encode(m.tok, m.number, ids, text)
-	if req.AddSpecialTokens {
-		ids = append(ids, m.tok.Suffix()...)
+	tok, err := tokenizer.Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return ids, nil
+	return tok, nil
+}
+
+// checkSizes refuses files that are too large to be what their name says; ones
+// that are not there are somebody else's to judge.
+func checkSizes(dir string, names ...string) error {
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && info.Size() > maxFile {
+			return fmt.Errorf("%s: has %d bytes, more than the %d that are read", path, info.Size(), int64(maxFile))
+		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("read %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+func (m *ownModel) problems() []error {
+	return slices.DeleteFunc([]error{m.tokErr, m.tmplErr}, func(err error) bool { return err == nil })
+}
+
+// trusted is the error of a model that may not be used now.
+func (m *ownModel) trusted() error {
+	if m.tokErr != nil {
+		return m.tokErr
+	}
+	if why := m.trust.why.Load(); why != nil {
+		return why
+	}
+	return nil
 }
 
 // text is the prompt before tokenization.
@@ -91,4 +120,88 @@ func (m *ownModel) text(req *openai.Request) (string, error) {
 		ReasoningEffort: req.ReasoningEffort, AddGenerationPrompt: req.AddGenerationPrompt,
 		ContinueFinalMessage: req.ContinueFinalMessage,
 	})
+}
+
+// around returns the ids that the tokenizer puts before and behind a text.
+func (m *ownModel) around(req *openai.Request) (prefix, suffix []uint32) {
+	if !req.AddSpecialTokens {
+		return nil, nil
+	}
+	return m.tok.Prefix(), m.tok.Suffix()
+}
+
+// encode returns the ids of a request's prompt, whether the model is trusted or
+// not, in a slice of its own.
+func (m *ownModel) encode(req *openai.Request, cache *segmentCache) ([]uint32, error) {
+	if m.tokErr != nil {
+		return nil, m.tokErr
+	}
+	text, err := m.text(req)
+	if err != nil {
+		return nil, err
+	}
+	return m.encodeText(req, text, cache), nil
+}
+
+func (m *ownModel) encodeText(req *openai.Request, text string, cache *segmentCache) []uint32 {
+	prefix, suffix := m.around(req)
+	ids := append(make([]uint32, 0, len(text)/3+8), prefix...)
+	ids = cache.encode(ids, m.tok, cache.cut(nil, m.tok, m.number, cacheKey{}, text))
+	return append(ids, suffix...)
+}
+
+// trust says what comparing with engines gave. Safe for concurrent use.
+type trust struct {
+	why atomic.Pointer[Mismatch] // the files are not used; nil: they are
+
+	mu       sync.Mutex           // guards what follows
+	engines  map[string]*Mismatch // that contradict the files as they were started, by URL
+	verified bool                 // an engine agreed since the last mismatch
+	checks   [3]uint64            // by CheckResult
+	last     *Mismatch            // nil: none yet
+}
+
+// equal notes that an engine agreed. A whole start-check of an engine that has
+// just come takes back what it, and engines that are gone, said before.
+func (t *trust) equal(url string, start bool, present func(url string) bool) (recovered bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.checks[CheckEqual]++
+	if start {
+		delete(t.engines, url)
+		for other := range t.engines {
+			if !present(other) {
+				delete(t.engines, other)
+			}
+		}
+	}
+	if len(t.engines) == 0 {
+		t.verified = true
+		return t.why.Swap(nil) != nil
+	}
+	return false
+}
+
+func (t *trust) different(url string, why *Mismatch) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.checks[CheckDifferent]++
+	if t.engines == nil {
+		t.engines = map[string]*Mismatch{}
+	}
+	t.engines[url] = why
+	t.verified, t.last = false, why
+	t.why.Store(why)
+}
+
+func (t *trust) failed() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.checks[CheckFailed]++
+}
+
+func (t *trust) isVerified() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.verified
 }

@@ -1,14 +1,19 @@
 // Package prompt turns a request into the token ids that the engine will see,
-// so that the gateway can hash them into the request's chain of blocks.
+// and these into the request's chain of blocks.
 //
 // A Resolver climbs down a ladder: ids that the client sent; the model's own
 // tokenizer and chat template, read here; the engine's render endpoint; the
 // engine's /tokenize; nothing, when the request is routed by load only. Every
-// step down has a reason, and all are counted.
+// step down has a reason, and all are counted. Run compares the ids made here
+// with those of engines, and takes a model that is contradicted down a rung.
 //
-// Special tokens cut a rendered prompt into segments that tokenize
-// independently, and the ids of segments are cached: a growing conversation
-// costs its new text only, exactly.
+// Added tokens (<|im_end|>) cut a rendered prompt into segments. The reference
+// library looks for them before it normalizes, splits and merges, and does all
+// that to each segment alone, so a segment's ids depend on nothing around it;
+// a tokenizer for which that is not so says it (Independent) and its prompts
+// are not cut. The ids of segments, and how far the chain has come at places
+// between them, are cached: a growing conversation costs its new text only,
+// exactly.
 package prompt
 
 import (
@@ -16,8 +21,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
-	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +40,8 @@ const (
 	RungNone     = "none"     // not known
 )
 
+var rungNames = [...]string{RungIDs, RungOwn, RungRender, RungTokenize, RungNone}
+
 // Config of a Resolver. The zero value works: it knows no model's files and
 // asks engines.
 type Config struct {
@@ -47,58 +55,88 @@ type Config struct {
 	// IsAdapter tells whether a model's name is that of a LoRA adapter, which
 	// then marks the chain. Nil: none is.
 	IsAdapter func(model string) bool
+	// BlockSizes says for which block sizes, in tokens, results hold chains
+	// instead of ids. Nil, or none: ids.
+	BlockSizes func() []int
+	// Hasher hashes blocks as the pool does; for chains only.
+	Hasher blockhash.Hasher
+	// KeepIDs puts ids beside the chains, for callers that pass them on.
+	KeepIDs bool
 	// Client asks engines. Nil means http.DefaultClient.
 	Client *http.Client
 	// Deadline bounds all questions to engines for one request; 0 means 300 ms.
 	// A longer one finds more prompts and may cost more than a cache hit saves.
 	Deadline time.Duration
-	// CacheBytes bounds each of two caches, of segments and of engines'
-	// answers; 0 means 16 MiB, negative none.
+	// CacheBytes bounds each of three caches: ids of segments, chains of
+	// conversations, engines' answers; 0 means 32 MiB, negative none.
 	CacheBytes int64
-	Logger     *slog.Logger // nil discards
+	// Engines lists the engines of the pool for Run's comparisons. Nil: none
+	// are made.
+	Engines func() []Engine
+	// CheckEvery compares one in so many requests with an engine; 0: none.
+	CheckEvery int
+	// LogPromptText shows what differs as text in the log. Prompts are secrets
+	// of users: off, the log holds positions and hashes.
+	LogPromptText bool
+	Logger        *slog.Logger // nil discards
 }
 
 // Result is what is known of a request's prompt.
 type Result struct {
 	// TokenIDs of the prompt, the longest one if there are several; nil if
-	// unknown. With images they end where the first begins: what follows has
-	// no identity here. Shared: do not change.
+	// unknown, or if there are Chains instead. With images they end where the
+	// first begins: what follows has no identity here. Shared: do not change.
 	TokenIDs []uint32
+	// Chains of the prompt, one for each of Config.BlockSizes. They are valid
+	// until Release.
+	Chains []blockhash.Chain
 	// Extras mark the whole request's chain: adapter, cache salt.
 	Extras []blockhash.Extra
 	Rung   string // one of the Rung constants
-	// EstimatedTokens is the prompt's length: exact when TokenIDs are known,
-	// else a guess from its bytes.
+	// EstimatedTokens is the prompt's length: exact when TokenIDs or Chains are
+	// known, else a guess from its bytes.
 	EstimatedTokens int
-	Reason          string // why better rungs failed; "" if none was better
+	// Verified tells that an engine was seen to agree with the model's files,
+	// and none to disagree. Only on RungOwn.
+	Verified bool
+	Reason   string // why better rungs failed; "" if none was better
+
+	walk   *walk
+	chains *chainCache
 }
 
-// Stats counts results by rung since the start, and what the caches did.
-type Stats struct {
-	IDs, Own, Render, Tokenize, None uint64
-	SegmentHits, SegmentMisses       uint64 // of segments long enough to cache
-	AnswerHits, AnswerMisses         uint64 // of engines' answers
+// Release gives the memory of Chains back for other requests. It may be left
+// out, and must not be called while Chains are read.
+func (r *Result) Release() {
+	if r.walk != nil {
+		r.chains.release(r.walk)
+		r.walk, r.Chains = nil, nil
+	}
 }
 
 // Resolver finds token ids. Safe for concurrent use.
 type Resolver struct {
 	cfg      Config
 	models   map[string]*ownModel
-	only     *ownModel // the only folder's model, nil if there are several or none
+	folders  []*ownModel // each once, by name
+	only     *ownModel   // the only folder's model, nil if there are several or none
 	segments *segmentCache
+	chains   *chainCache
 	engine   *engine
 	log      *slog.Logger
-	rungs    [5]atomic.Uint64 // in the order of Stats
+	others   [len(rungNames)]atomic.Uint64 // requests of models without a folder, by rung
+	sampler  sampler
 }
 
 const (
 	defaultDeadline   = 300 * time.Millisecond
-	defaultCacheBytes = 16 << 20
+	defaultCacheBytes = 32 << 20
 )
 
-// New returns a Resolver and reads the files of all models. A folder that
-// cannot be read is an error; one whose tokenizer or template is not supported
-// is logged, and that model's prompts are asked from engines.
+// New returns a Resolver and reads the files of all models. It starts nothing:
+// see Run. A folder that is not there is an error; one whose tokenizer or
+// template is missing, damaged or not supported is logged, and that model's
+// prompts are asked from engines.
 func New(cfg Config) (*Resolver, error) {
 	if cfg.Client == nil {
 		cfg.Client = http.DefaultClient
@@ -112,58 +150,68 @@ func New(cfg Config) (*Resolver, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	k := newKeys()
 	r := &Resolver{
 		cfg:      cfg,
 		models:   map[string]*ownModel{},
-		segments: newSegmentCache(cfg.CacheBytes),
-		engine:   newEngine(cfg.Client, cfg.CacheBytes),
+		segments: newSegmentCache(k, cfg.CacheBytes),
+		engine:   newEngine(cfg.Client, k, cfg.CacheBytes),
 		log:      cfg.Logger,
+		sampler:  newSampler(cfg.CheckEvery),
 	}
+	r.chains = newChainCache(r.segments, cfg.CacheBytes)
 	byDir := map[string]*ownModel{}
 	var errs []error
-	for name, dir := range cfg.Models {
+	for _, name := range slices.Sorted(maps.Keys(cfg.Models)) {
+		dir := cfg.Models[name]
 		m := byDir[dir]
 		if m == nil {
 			var err error
-			if m, err = loadModel(os.DirFS(dir), uint64(len(byDir))); err != nil {
+			if m, err = loadModel(dir, uint64(len(byDir))); err != nil {
 				errs = append(errs, fmt.Errorf("model %s: %w", name, err))
 				continue
 			}
 			byDir[dir] = m
+			r.folders = append(r.folders, m)
 		}
 		r.models[name] = m
+		m.names = append(m.names, name)
 		for _, err := range m.problems() {
-			r.log.Warn("model's prompts are asked from engines", slog.String("model", name), slog.Any("error", err))
+			r.log.Error("model's prompts are asked from engines", slog.String("model", name), slog.Any("error", err))
 		}
 	}
-	if len(byDir) == 1 {
-		for _, m := range byDir {
-			r.only = m
-		}
+	if len(r.folders) == 1 {
+		r.only = r.folders[0]
 	}
 	return r, errors.Join(errs...)
 }
 
-// Resolve finds the token ids of a request. engineURL is the base URL of an
-// engine that serves the model, "" if there is none to ask. Not finding ids is
-// no error: the result then says RungNone with the reason. The only error is
-// ctx's.
+// Resolve finds the token ids of a request, or its chains. engineURL is the
+// base URL of an engine that serves the model, "" if there is none to ask. Not
+// finding ids is no error: the result then says RungNone with the reason. The
+// only error is ctx's.
 func (r *Resolver) Resolve(ctx context.Context, req *openai.Request, engineURL string) (Result, error) {
-	res := r.find(ctx, req, engineURL)
+	extras := r.extras(req)
+	m := r.model(req.Model)
+	res := r.find(ctx, m, req, extras, engineURL)
 	if err := ctx.Err(); err != nil {
+		res.Release()
 		return Result{}, err
 	}
-	res.Extras = r.extras(req)
-	if res.TokenIDs == nil {
-		res.EstimatedTokens = max(res.EstimatedTokens, req.EstimatedTokens())
-	} else {
+	res.Extras = extras
+	switch {
+	case len(res.Chains) > 0:
+		res.EstimatedTokens = res.walk.tokens
+	case res.TokenIDs != nil:
 		res.EstimatedTokens = max(res.EstimatedTokens, len(res.TokenIDs))
+	default:
+		res.EstimatedTokens = max(res.EstimatedTokens, req.EstimatedTokens())
 	}
-	for i, rung := range [...]string{RungIDs, RungOwn, RungRender, RungTokenize, RungNone} {
-		if res.Rung == rung {
-			r.rungs[i].Add(1)
-		}
+	counts := &r.others
+	if m != nil {
+		counts = &m.resolved
 	}
+	counts[slices.Index(rungNames[:], res.Rung)].Add(1)
 	return res, nil
 }
 
@@ -180,7 +228,7 @@ func (r *Resolver) extras(req *openai.Request) []blockhash.Extra {
 	return out
 }
 
-func (r *Resolver) find(ctx context.Context, req *openai.Request, engineURL string) Result {
+func (r *Resolver) find(ctx context.Context, m *ownModel, req *openai.Request, extras []blockhash.Extra, engineURL string) Result {
 	switch req.Kind {
 	case openai.Chat, openai.Completion, openai.Embedding, openai.Responses, openai.Messages:
 	default:
@@ -196,9 +244,10 @@ func (r *Resolver) find(ctx context.Context, req *openai.Request, engineURL stri
 	if ids != nil {
 		return Result{TokenIDs: truncate(ids, req), Rung: RungIDs}
 	}
-	ids, ownErr := r.own(req)
+	res, ownErr := r.own(m, req, extras)
 	if ownErr == nil {
-		return Result{TokenIDs: truncate(ids, req), Rung: RungOwn}
+		r.sampler.offer(m, req, engineURL)
+		return res
 	}
 	reason := "own: " + ownErr.Error()
 	if engineURL == "" {
@@ -218,12 +267,37 @@ func (r *Resolver) find(ctx context.Context, req *openai.Request, engineURL stri
 }
 
 // own tokenizes with the model's files.
-func (r *Resolver) own(req *openai.Request) ([]uint32, error) {
-	m := r.model(req.Model)
+func (r *Resolver) own(m *ownModel, req *openai.Request, extras []blockhash.Extra) (Result, error) {
 	if m == nil {
-		return nil, errors.New("no files for this model")
+		return Result{}, errors.New("no files for this model")
 	}
-	return m.encode(req, r.segments)
+	if err := m.trusted(); err != nil {
+		return Result{}, err
+	}
+	text, err := m.text(req)
+	if err != nil {
+		return Result{}, err
+	}
+	res := Result{Rung: RungOwn, Verified: m.trust.isVerified()}
+	var sizes []int
+	if r.cfg.BlockSizes != nil {
+		sizes = r.cfg.BlockSizes()
+	}
+	// A prompt that loses its beginning has another chain: it takes the long way.
+	asIDs := len(sizes) == 0 || req.TruncatePromptTokens > 0
+	if asIDs || r.cfg.KeepIDs {
+		res.TokenIDs = truncate(m.encodeText(req, text, r.segments), req)
+	}
+	if asIDs {
+		return res, nil
+	}
+	prefix, suffix := m.around(req)
+	res.walk, res.chains = r.chains.chains(&source{
+		tok: m.tok, model: m.number, text: text, prefix: prefix, suffix: suffix,
+		hasher: r.cfg.Hasher, root: r.cfg.Hasher.Root(extras...), sizes: sizes,
+	}), r.chains
+	res.Chains = res.walk.chains
+	return res, nil
 }
 
 // model returns what was read for a model or its base, nil if nothing was.
@@ -255,15 +329,4 @@ func truncate(ids []uint32, req *openai.Request) []uint32 {
 		return ids[:n]
 	}
 	return ids[len(ids)-n:]
-}
-
-// Stats returns what was counted so far.
-func (r *Resolver) Stats() Stats {
-	s := Stats{
-		IDs: r.rungs[0].Load(), Own: r.rungs[1].Load(), Render: r.rungs[2].Load(),
-		Tokenize: r.rungs[3].Load(), None: r.rungs[4].Load(),
-	}
-	s.SegmentHits, s.SegmentMisses = r.segments.hits.Load(), r.segments.misses.Load()
-	s.AnswerHits, s.AnswerMisses = r.engine.hits.Load(), r.engine.misses.Load()
-	return s
 }
