@@ -22,7 +22,7 @@ import (
 func (p *Proxy) Admin(metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.picker.Status()) })
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	mux.HandleFunc("GET /receipts", p.receipts)
 	mux.HandleFunc("GET /receipts/{id}", p.receipt)
 	mux.HandleFunc("POST /explain", p.explain)
@@ -83,7 +83,8 @@ func (p *Proxy) explain(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
 		return
 	}
-	pick, err := p.request(r, req, requestID(r))
+	pick, prompt, err := p.request(r, req, requestID(r))
+	defer prompt.Release()
 	if err == nil {
 		var receipt picker.Receipt
 		if receipt, err = p.picker.Explain(r.Context(), pick); err == nil {

@@ -40,6 +40,7 @@ type Config struct {
 	MaxRetryShare   float64       `json:"max-retry-share" help:"share of the requests in progress that may be retries after a connection was reset"`
 	AllowPaths      []string      `json:"allow-paths" help:"further POST paths to forward, each to the endpoint with the least load"`
 	DevEndpoints    bool          `json:"dev-endpoints" help:"forward the engines' dev and adapter endpoints (reset_prefix_cache, sleep, load_lora_adapter, ...) to all endpoints"`
+	ForwardTokenIDs bool          `json:"forward-token-ids" help:"give chat requests' token ids to engines, which then don't tokenize again (vLLM since August 2026; others ignore them); only ids of models that an engine agreed with"`
 	ResponseHeaders bool          `json:"response-headers" help:"put the decision into X-Grapevine-* headers of each answer"`
 	SessionHeader   string        `json:"session-header" help:"request header that names the session, for policy shares; else the body's user field, else the API key"`
 	FlowHeader      string        `json:"flow-header" help:"trusted request header that names the flow for fair shares; else the API key"`
@@ -104,9 +105,10 @@ func (e *fieldError) Value() string   { return e.value }
 func (e *fieldError) Problem() string { return e.problem }
 func (e *fieldError) Remedy() string  { return e.remedy }
 
-// Resolver turns a request into token ids; *prompt.Resolver is the real one.
+// Resolver turns a request into its chain or token ids; *prompt.Resolver is the real one.
 type Resolver interface {
 	Resolve(ctx context.Context, req *openai.Request, engineURL string) (prompt.Result, error)
+	Status() prompt.Status
 }
 
 // Proxy forwards requests. Safe for concurrent use.
@@ -131,6 +133,11 @@ func New(cfg Config, p *picker.Picker, r Resolver, log *slog.Logger, reg prometh
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
+	}
+	if reg != nil {
+		if err := reg.Register(newPromptMetrics(r)); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
 	}
 	return &Proxy{
 		cfg: cfg, picker: p, resolver: r, log: log,

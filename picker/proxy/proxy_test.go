@@ -33,6 +33,8 @@ func (noIDs) Resolve(_ context.Context, req *openai.Request, _ string) (prompt.R
 	return prompt.Result{Rung: "none", EstimatedTokens: req.EstimatedTokens()}, nil
 }
 
+func (noIDs) Status() prompt.Status { return prompt.Status{} }
+
 // gateway is a proxy before fake engines.
 type gateway struct {
 	*httptest.Server

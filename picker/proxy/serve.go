@@ -16,6 +16,7 @@ import (
 
 	"github.com/grapevine-llm/grapevine/picker"
 	"github.com/grapevine-llm/grapevine/picker/openai"
+	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
 
 // call is one client's request on its way.
@@ -28,6 +29,7 @@ type call struct {
 	taken    int64  // by the body, of MaxBodiesBytes
 	strip    bool   // usage was asked for here and is taken out again
 	req      *openai.Request
+	prompt   prompt.Result // what pick has of it is valid until the end
 	pick     picker.Request
 	decision picker.Decision
 	arrived  time.Time // its headers
@@ -57,7 +59,10 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	defer p.metrics.inFlight.Dec()
 	p.budget.begin()
 	defer p.budget.end()
-	defer func() { p.free(c.taken) }()
+	defer func() {
+		p.free(c.taken)
+		c.prompt.Release()
+	}()
 
 	if p.read(c) && p.resolve(c) {
 		p.forward(c)
@@ -113,7 +118,7 @@ func (p *Proxy) read(c *call) bool {
 		return false
 	}
 	c.req, c.body = req, c.original
-	if req.Kind == openai.Chat || req.Kind == openai.Completion {
+	if (req.Kind == openai.Chat || req.Kind == openai.Completion) && req.Stream && !req.IncludeUsage {
 		c.body, c.strip = openai.ForceUsage(c.original)
 	}
 	if left, refused := p.deaths.refuses(time.Now(), c.original); refused {
@@ -127,19 +132,22 @@ func (p *Proxy) read(c *call) bool {
 // statusClientGone marks a client that left before its answer (as nginx does); it is never sent.
 const statusClientGone = 499
 
-// resolve learns the prompt's token ids. False: answered.
+// resolve learns the prompt's chain or token ids. False: answered.
 func (p *Proxy) resolve(c *call) bool {
 	var err error
-	if c.pick, err = p.request(c.r, c.req, c.id); err != nil {
+	if c.pick, c.prompt, err = p.request(c.r, c.req, c.id); err != nil {
 		p.refuse(c, err)
 		return false
+	}
+	if p.cfg.ForwardTokenIDs && forwardable(c.req, &c.prompt) {
+		c.body = withTokenIDs(c.body, c.prompt.TokenIDs)
 	}
 	p.metrics.prompts.WithLabelValues(c.pick.PromptRung).Inc()
 	return true
 }
 
-// request turns a client's request into the picker's.
-func (p *Proxy) request(r *http.Request, req *openai.Request, id string) (picker.Request, error) {
+// request turns a client's request into the picker's, which may be used until the prompt is released.
+func (p *Proxy) request(r *http.Request, req *openai.Request, id string) (picker.Request, prompt.Result, error) {
 	pick := picker.Request{
 		ID: id, Model: req.Model, MaxOutputTokens: req.MaxTokens, NoCacheRead: req.PromptLogprobs,
 		Flow: p.flow(r), Session: p.session(r, req), Bytes: req.PromptBytes,
@@ -152,17 +160,18 @@ func (p *Proxy) request(r *http.Request, req *openai.Request, id string) (picker
 	}
 	engine, err := p.picker.EngineURL(req.Model)
 	if err != nil {
-		return pick, err
+		return pick, prompt.Result{}, err
 	}
 	res, err := p.resolver.Resolve(r.Context(), req, engine)
 	if err != nil {
-		return pick, err
+		return pick, res, err
 	}
 	if res.Reason != "" {
 		p.log.Debug("prompt not tokenized here", slog.String("request_id", id), slog.String("rung", res.Rung), slog.String("reason", res.Reason))
 	}
-	pick.TokenIDs, pick.Extras, pick.PromptTokens, pick.PromptRung = res.TokenIDs, res.Extras, res.EstimatedTokens, res.Rung
-	return pick, nil
+	pick.TokenIDs, pick.Chains, pick.Extras = res.TokenIDs, res.Chains, res.Extras
+	pick.PromptTokens, pick.PromptRung = res.EstimatedTokens, res.Rung
+	return pick, res, nil
 }
 
 // flow names the share that a request counts against.

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"time"
@@ -30,13 +29,16 @@ import (
 
 // Config of a gateway.
 type Config struct {
-	Listen      string            `json:"listen" help:"address for clients"`
-	AdminListen string            `json:"admin-listen" help:"address for metrics, status, receipts, the live page and profiles; keep it off the public network"`
-	Model       map[string]string `json:"model" help:"model names and the folders with their tokenizer.json and chat template, name=folder"`
-	Speedup     float64           `json:"speedup" help:"how many times faster than real the engines run; only for emulated ones"`
-	DrainWait   time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
-	WarmWait    time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for the digests of all endpoints before it serves; clients wait as long"`
-	LogLevel    slog.Level        `json:"log-level" help:"debug, info, warn or error"`
+	Listen           string            `json:"listen" help:"address for clients"`
+	AdminListen      string            `json:"admin-listen" help:"address for metrics, status, receipts, the live page and profiles; keep it off the public network"`
+	Model            map[string]string `json:"model" help:"model names and the folders with their tokenizer.json and chat template, name=folder"`
+	PromptCacheBytes int64             `json:"prompt-cache-bytes" help:"bytes for each of three caches: token ids of texts, chains of conversations, answers of engines that were asked for ids"`
+	CheckEvery       int               `json:"check-every" help:"one in so many requests whose token ids were made here is compared with its engine, at most one a second; 0 compares at an engine's start only"`
+	LogPromptText    bool              `json:"log-prompt-text" help:"show what differs between own and an engine's token ids as text in the log: prompts are your users' secrets"`
+	Speedup          float64           `json:"speedup" help:"how many times faster than real the engines run; only for emulated ones"`
+	DrainWait        time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
+	WarmWait         time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for the digests of all endpoints before it serves; clients wait as long"`
+	LogLevel         slog.Level        `json:"log-level" help:"debug, info, warn or error"`
 	ProxyConfig
 	PickerConfig
 }
@@ -52,7 +54,7 @@ func Default() Config {
 	pc := picker.Default()
 	pc.Gossip.Enabled = true
 	return Config{
-		Listen: ":8080", AdminListen: "127.0.0.1:9090", Speedup: 1, DrainWait: 30 * time.Second, WarmWait: 2 * time.Second,
+		Listen: ":8080", AdminListen: "127.0.0.1:9090", PromptCacheBytes: 64 << 20, CheckEvery: 1000, Speedup: 1, DrainWait: 30 * time.Second, WarmWait: 2 * time.Second,
 		ProxyConfig: proxy.Default(), PickerConfig: pc,
 	}
 }
@@ -70,8 +72,9 @@ func (c Config) Validate() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Model)) {
-		if _, err := os.Stat(filepath.Join(c.Model[name], "tokenizer.json")); err != nil {
-			errs = append(errs, config.Fault{Field: "model", Value: name + "=" + c.Model[name], Problem: "holds no tokenizer.json that can be read", Remedy: "give the model's folder, or leave the model out: the engine is asked then"})
+		// What is in the folder is judged when it is read: damaged files are logged and the engine is asked.
+		if info, err := os.Stat(c.Model[name]); err != nil || !info.IsDir() {
+			errs = append(errs, config.Fault{Field: "model", Value: name + "=" + c.Model[name], Problem: "is no folder that can be read", Remedy: "give the model's folder, or leave the model out: the engine is asked then"})
 		}
 	}
 	for _, d := range []struct {
@@ -81,6 +84,12 @@ func (c Config) Validate() error {
 		if d.value < 0 {
 			errs = append(errs, config.Fault{Field: d.field, Value: d.value.String(), Problem: "is negative", Remedy: "give 0 or more"})
 		}
+	}
+	if c.CheckEvery < 0 {
+		errs = append(errs, config.Fault{Field: "check-every", Value: fmt.Sprint(c.CheckEvery), Problem: "is negative", Remedy: "give 0 or more"})
+	}
+	if c.PromptCacheBytes < 1<<20 {
+		errs = append(errs, config.Fault{Field: "prompt-cache-bytes", Value: fmt.Sprint(c.PromptCacheBytes), Problem: "is too small", Remedy: "give at least 1048576"})
 	}
 	if !(c.Speedup > 0) {
 		errs = append(errs, config.Fault{Field: "speedup", Value: fmt.Sprint(c.Speedup), Problem: "is no speed", Remedy: "give a number above 0"})
@@ -117,7 +126,12 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	if err != nil {
 		return err
 	}
-	resolver, err := prompt.New(prompt.Config{Models: cfg.Model, Client: client, Base: pick.BaseModel, IsAdapter: pick.IsAdapter, Logger: log})
+	resolver, err := prompt.New(prompt.Config{
+		Models: cfg.Model, Client: client, Base: pick.BaseModel, IsAdapter: pick.IsAdapter,
+		BlockSizes: pick.BlockSizes, Hasher: pick.Hasher(), KeepIDs: cfg.ForwardTokenIDs, CacheBytes: cfg.PromptCacheBytes,
+		Engines: func() []prompt.Engine { return engines(pick.Status().Endpoints) }, CheckEvery: cfg.CheckEvery, LogPromptText: cfg.LogPromptText,
+		Logger: log,
+	})
 	if err != nil {
 		return err
 	}
@@ -146,6 +160,7 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	adminServer := &http.Server{Handler: px.Admin(reg), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	group.Go(func() error { return pick.Run(groupCtx) })
 	group.Go(func() error { return px.Run(groupCtx) })
+	group.Go(func() error { return resolver.Run(groupCtx) })
 	group.Go(func() error {
 		// Connections wait in the listener's backlog meanwhile.
 		start := time.Now()
@@ -232,6 +247,22 @@ func serve(s *http.Server, l net.Listener) error {
 		return err
 	}
 	return nil
+}
+
+// engines are the endpoints' engines, each once; ranks of one engine restart together.
+func engines(endpoints []picker.EndpointStatus) []prompt.Engine {
+	var out []prompt.Engine
+	at := map[string]int{}
+	for i := range endpoints {
+		e := &endpoints[i]
+		j, known := at[e.URL]
+		if !known {
+			j = len(out)
+			at[e.URL], out = j, append(out, prompt.Engine{URL: e.URL, Models: e.Models})
+		}
+		out[j].Epoch = max(out[j].Epoch, e.Epoch)
+	}
+	return out
 }
 
 // probe asks an engine's /health.

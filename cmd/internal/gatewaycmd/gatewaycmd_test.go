@@ -4,8 +4,17 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
 
 func TestFaultsAndTakenPorts(t *testing.T) {
@@ -21,9 +30,10 @@ func TestFaultsAndTakenPorts(t *testing.T) {
 		code int
 		want []string
 	}{
-		{"all at once", []string{"--listen", "127.0.0.1:99999", "--admin-listen", "5", "--max-body-bytes", "3", "--allow-paths", "/v1/completions", "--receipts", "2000000000"}, 2, []string{
+		{"all at once", []string{"--listen", "127.0.0.1:99999", "--admin-listen", "5", "--max-body-bytes", "3", "--allow-paths", "/v1/completions", "--receipts", "2000000000", "--model", "m=/nowhere/at/all", "--check-every", "-1", "--prompt-cache-bytes", "5"}, 2, []string{
 			`listen = "127.0.0.1:99999"`, `admin-listen = "5"`, `max-body-bytes = "3" is too small; give at least 1024`,
 			`allow-paths = "/v1/completions" is served already`, `receipts = "2000000000" is too large`,
+			`model = "m=/nowhere/at/all" is no folder that can be read`, `check-every = "-1" is negative`, `prompt-cache-bytes = "5" is too small`,
 		}},
 		{"port of clients", []string{"--listen", addr, "--admin-listen", "127.0.0.1:0", "--gossip-enabled=false"}, 1, []string{addr, "--listen"}},
 		{"port of operators", []string{"--listen", "127.0.0.1:0", "--admin-listen", addr, "--gossip-enabled=false"}, 1, []string{addr, "--admin-listen"}},
@@ -41,6 +51,62 @@ func TestFaultsAndTakenPorts(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestDamagedModelStarts: a folder whose files cannot be used costs its model a rung, not the gateway.
+func TestDamagedModelStarts(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(`{"model": {`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan int)
+	log := &syncBuffer{}
+	go func() {
+		ended <- Main(ctx, []string{"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--gossip-enabled=false", "--model", "m=" + dir}, "test", log, log)
+	}()
+	for until := time.Now().Add(10 * time.Second); !strings.Contains(log.String(), "msg=serving") && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	if code := <-ended; code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	for _, want := range []string{"msg=serving", "model=m", filepath.Join(dir, "tokenizer.json") + ": "} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("%s\ndoes not say %s", log.String(), want)
+		}
+	}
+}
+
+// syncBuffer is a log that is read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func TestEngines(t *testing.T) {
+	got := engines([]picker.EndpointStatus{
+		{Endpoint: picker.Endpoint{URL: "http://a"}, Epoch: 3, Models: []string{"m"}},
+		{Endpoint: picker.Endpoint{URL: "http://b"}, Epoch: 1},
+		{Endpoint: picker.Endpoint{URL: "http://a"}, Epoch: 5, Models: []string{"m"}},
+	})
+	want := []prompt.Engine{{URL: "http://a", Epoch: 5, Models: []string{"m"}}, {URL: "http://b", Epoch: 1}}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("engines (-want +got):\n%s", d)
 	}
 }
 
