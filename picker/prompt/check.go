@@ -18,6 +18,8 @@ var probes = [...]struct{ path, rest string }{
 	{"/v1/completions", `"prompt":"\n\nfunc main() {\n\tfor i := range 3_000 { fmt.Println(\"it's\", i*0.5) }\n}  \n <s> </s> "}`},
 	{"/v1/chat/completions", `"messages":[{"role":"user","content":" Hello, \n world 42! "},{"role":"assistant","content":"Grüße 🙂"},{"role":"user","content":"And then?"}]}`},
 	{"/v1/chat/completions", `"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":[{"type":"text","text":"One"},{"type":"text","text":"two"}]}]}`},
+	{"/v1/responses", `"instructions":"Be brief.","input":[{"role":"user","content":[{"type":"input_text","text":"One"}]},{"role":"assistant","content":"Two."},{"role":"user","content":"Three?"}]}`},
+	{"/v1/messages", `"max_tokens":9,"system":[{"type":"text","text":"Be "},{"type":"text","text":"brief."}],"messages":[{"role":"user","content":"One"},{"role":"assistant","content":[{"type":"text","text":"Two."}]},{"role":"user","content":"Three?"}]}`},
 	{"/v1/chat/completions", `"messages":[{"role":"user","content":"What's the weather?"}],"tools":[{"type":"function","function":{"name":"weather","description":"Tells <it> & \"more\"","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"number","maximum":7.0}},"required":["city"]}}}]}`},
 }
 
@@ -75,7 +77,9 @@ func (r *Resolver) Check(ctx context.Context, model, engineURL string) error {
 		var different *Mismatch
 		switch err := r.compare(ctx, m, req, engineURL, i); {
 		case errors.As(err, &different):
-			return different
+			if m.trusted() != nil {
+				return different
+			}
 		case err != nil:
 			last = err // not supported, refused by the template, or by the engine: never used either
 		default:
@@ -83,7 +87,7 @@ func (r *Resolver) Check(ctx context.Context, model, engineURL string) error {
 		}
 	}
 	if compared == 0 {
-		m.trust.failed()
+		m.trust.counted(CheckFailed)
 		return fmt.Errorf("check token ids of model %s: %w", model, last)
 	}
 	if m.trust.equal(engineURL, true, r.present) {
@@ -93,7 +97,8 @@ func (r *Resolver) Check(ctx context.Context, model, engineURL string) error {
 }
 
 // compare takes a request's ids from the files and from an engine. The error is
-// a *Mismatch if they differ: the model is then not trusted any more.
+// a *Mismatch if they differ: the model is then not trusted any more, or, where
+// the request is of another API than chat and completions, not for that.
 func (r *Resolver) compare(ctx context.Context, m *ownModel, req *openai.Request, engineURL string, probe int) error {
 	own, err := m.encode(req, r.segments)
 	if err != nil {
@@ -115,7 +120,13 @@ func (r *Resolver) compare(ctx context.Context, m *ownModel, req *openai.Request
 		Model: req.Model, Engine: engineURL, Probe: probe, At: at, OwnTokens: len(own), EngineTokens: len(theirs),
 		OwnHash: hash(own), EngineHash: hash(theirs),
 	}
-	m.trust.different(engineURL, miss)
+	if req.Kind == openai.Responses || req.Kind == openai.Messages {
+		// Chat and completions may be right all the same.
+		m.otherForms.Store(true)
+		m.trust.counted(CheckDifferent)
+	} else {
+		m.trust.different(engineURL, miss)
+	}
 	attrs := []any{
 		slog.String("model", miss.Model), slog.String("engine", miss.Engine), slog.Int("probe", probe), slog.Int("at", at),
 		slog.Int("own_tokens", len(own)), slog.Int("engine_tokens", len(theirs)),

@@ -27,8 +27,9 @@ type ownModel struct {
 	tmpl    *chat.Template
 	tmplErr error
 
-	trust    trust
-	resolved [len(rungNames)]atomic.Uint64 // requests by rung
+	trust      trust
+	otherForms atomic.Bool                   // converted is contradicted: see Resolver.compare
+	resolved   [len(rungNames)]atomic.Uint64 // requests by rung
 }
 
 // maxFile bounds a model file. The largest tokenizer.json in use are below
@@ -106,12 +107,19 @@ func (m *ownModel) text(req *openai.Request) (string, error) {
 	switch {
 	case len(req.Prompts) > 0:
 		return req.Longest().Text, nil
-	case req.Kind == openai.Responses || req.Kind == openai.Messages:
-		return "", errors.New("this API renders prompts in its own way")
-	case req.Messages == nil:
-		return "", errors.New("no prompt")
 	case m.tmplErr != nil:
 		return "", m.tmplErr
+	case req.Kind == openai.Responses || req.Kind == openai.Messages:
+		if m.otherForms.Load() {
+			return "", errors.New("an engine was seen to render this API otherwise")
+		}
+		in, err := converted(req)
+		if err != nil {
+			return "", err
+		}
+		return m.tmpl.Render(time.Now(), in)
+	case req.Messages == nil:
+		return "", errors.New("no prompt")
 	case req.ChatTemplate != "":
 		return "", errors.New("the request brings its own chat template")
 	}
@@ -194,10 +202,10 @@ func (t *trust) different(url string, why *Mismatch) {
 	t.why.Store(why)
 }
 
-func (t *trust) failed() {
+func (t *trust) counted(result CheckResult) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.checks[CheckFailed]++
+	t.checks[result]++
 }
 
 func (t *trust) isVerified() bool {

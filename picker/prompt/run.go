@@ -160,7 +160,7 @@ func (r *Resolver) checkSample(ctx context.Context, s sample) {
 	case err == nil:
 		s.model.trust.equal(s.engine, false, nil)
 	case !errors.As(err, &different):
-		s.model.trust.failed()
+		s.model.trust.counted(CheckFailed)
 		r.log.Debug("token ids of a request not compared", slog.String("model", s.req.Model), slog.String("engine", s.engine), slog.Any("error", err))
 	}
 }
