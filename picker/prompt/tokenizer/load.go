@@ -4,14 +4,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"unicode/utf8"
 )
 
+// MaxFileBytes is the largest tokenizer file that is read; the largest known,
+// Gemma 3's, has 33 MB.
+const MaxFileBytes = 128 << 20
+
 // maxID bounds token ids in a file; vocabularies hold less than a million.
 const maxID = 1 << 24
 
-// file is tokenizer.json, as far as it is read.
+// file is tokenizer.json, as far as it is read. Truncation and padding are not:
+// engines set their own with every call.
 type file struct {
 	AddedTokens []struct {
 		ID         uint32 `json:"id"`
@@ -26,16 +32,20 @@ type file struct {
 	PreTokenizer  *component `json:"pre_tokenizer"`
 	PostProcessor *component `json:"post_processor"`
 	Decoder       *component `json:"decoder"`
-	Model         struct {
-		Type         string            `json:"type"`
-		Dropout      *float64          `json:"dropout"`
-		Prefix       string            `json:"continuing_subword_prefix"`
-		Suffix       string            `json:"end_of_word_suffix"`
-		ByteFallback bool              `json:"byte_fallback"`
-		IgnoreMerges bool              `json:"ignore_merges"`
-		Vocab        map[string]uint32 `json:"vocab"`
-		Merges       []merge           `json:"merges"`
-	} `json:"model"`
+	Model         *modelFile `json:"model"`
+}
+
+type modelFile struct {
+	Type         string          `json:"type"`
+	Dropout      *float64        `json:"dropout"`
+	Unk          *string         `json:"unk_token"`
+	Prefix       string          `json:"continuing_subword_prefix"`
+	Suffix       string          `json:"end_of_word_suffix"`
+	FuseUnk      bool            `json:"fuse_unk"`
+	ByteFallback bool            `json:"byte_fallback"`
+	IgnoreMerges bool            `json:"ignore_merges"`
+	Vocab        json.RawMessage `json:"vocab"`
+	Merges       json.RawMessage `json:"merges"`
 }
 
 // component is a normalizer, pre-tokenizer, post-processor or decoder.
@@ -44,58 +54,111 @@ type component struct {
 	Normalizers    []component `json:"normalizers"`
 	PreTokenizers  []component `json:"pretokenizers"`
 	Processors     []component `json:"processors"`
+	Decoders       []component `json:"decoders"`
 	Pattern        pattern     `json:"pattern"`
+	Content        string      `json:"content"`
+	Prepend        string      `json:"prepend"`
+	StripLeft      bool        `json:"strip_left"`
+	StripRight     bool        `json:"strip_right"`
+	Start          int         `json:"start"`
+	Stop           int         `json:"stop"`
 	Behavior       string      `json:"behavior"`
 	Invert         bool        `json:"invert"`
-	AddPrefixSpace bool        `json:"add_prefix_space"`
+	AddPrefixSpace *bool       `json:"add_prefix_space"`
 	UseRegex       *bool       `json:"use_regex"`
+	Replacement    string      `json:"replacement"`
+	PrependScheme  string      `json:"prepend_scheme"`
+	Split          *bool       `json:"split"`
+	Individual     bool        `json:"individual_digits"`
 	Single         []struct {
 		SpecialToken *struct {
 			ID string `json:"id"`
 		} `json:"SpecialToken"`
-		Sequence *struct{} `json:"Sequence"`
+		Sequence *struct {
+			ID string `json:"id"`
+		} `json:"Sequence"`
 	} `json:"single"`
 	SpecialTokens map[string]struct {
 		IDs []uint32 `json:"ids"`
 	} `json:"special_tokens"`
+	Sep *clsToken `json:"sep"`
+	Cls *clsToken `json:"cls"`
 }
 
 type pattern struct {
-	Regex string `json:"Regex"`
+	String *string `json:"String"`
+	Regex  *string `json:"Regex"`
 }
 
-// merge is written as two strings or, in older files, as one with a space.
-type merge [2]string
+// clsToken is written as a token and its id.
+type clsToken struct{ ID uint32 }
 
-func (m *merge) UnmarshalJSON(b []byte) error {
-	if len(b) > 0 && b[0] == '[' {
-		return json.Unmarshal(b, (*[2]string)(m))
+func (c *clsToken) UnmarshalJSON(b []byte) error {
+	var token string
+	return json.Unmarshal(b, &[]any{&token, &c.ID})
+}
+
+// parts visits a component and, if it is a Sequence, those in it, with their
+// places in the file.
+func parts(place string, c *component, sub func(*component) []component, f func(place string, c *component) error) error {
+	if c == nil {
+		return nil
 	}
-	var s string
-	if err := json.Unmarshal(b, &s); err != nil {
-		return err
+	if c.Type != "Sequence" {
+		return f(place, c)
 	}
-	var ok bool
-	if m[0], m[1], ok = strings.Cut(s, " "); !ok {
-		return fmt.Errorf("merge %q: want two parts", s)
+	list := sub(c)
+	for i := range list {
+		if err := parts(fmt.Sprintf("%s[%d]", place, i), &list[i], sub, f); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// Parse reads a tokenizer.json. The error names the first component that is
-// damaged or not supported.
+func unsupported(place, what string) error {
+	return fmt.Errorf("%s: %s is not supported", place, what)
+}
+
+// Load reads a tokenizer.json from a folder. The error names the place of the
+// first component that is damaged or not supported; see Parse.
+func Load(dir fs.FS, name string) (*Tokenizer, error) {
+	info, err := fs.Stat(dir, name)
+	if err != nil {
+		return nil, fmt.Errorf("read tokenizer file: %w", err)
+	}
+	if info.Size() > MaxFileBytes {
+		return nil, tooLarge(info.Size())
+	}
+	data, err := fs.ReadFile(dir, name)
+	if err != nil {
+		return nil, fmt.Errorf("read tokenizer file: %w", err)
+	}
+	return Parse(data)
+}
+
+func tooLarge(n int64) error {
+	return fmt.Errorf("read tokenizer file: it has %d MB, at most %d MB are read", n>>20, MaxFileBytes>>20)
+}
+
+// Parse reads the content of a tokenizer.json of at most MaxFileBytes. The
+// error names the place of the first component that is damaged or not
+// supported.
 func Parse(data []byte) (*Tokenizer, error) {
+	if len(data) > MaxFileBytes {
+		return nil, tooLarge(int64(len(data)))
+	}
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
-		return nil, fmt.Errorf("read tokenizer file: %w", err)
+		return nil, fmt.Errorf("read tokenizer file: %w", describe(err, len(data)))
 	}
 	t := &Tokenizer{}
 	for _, step := range []struct {
 		name string
 		load func(*file) error
 	}{
-		{"model", t.loadModel}, {"added tokens", t.loadAdded}, {"normalizer", t.loadNormalizer},
-		{"pre-tokenizer", t.loadPreTokenizer}, {"post-processor", t.loadPostProcessor}, {"decoder", t.loadDecoder},
+		{"normalizer", t.loadNormalizer}, {"pre-tokenizer", t.loadPreTokenizer}, {"model", t.loadModel},
+		{"added tokens", t.loadAdded}, {"post-processor", t.loadPostProcessor}, {"decoder", t.loadDecoder},
 	} {
 		if err := step.load(&f); err != nil {
 			return nil, fmt.Errorf("load tokenizer's %s: %w", step.name, err)
@@ -104,202 +167,196 @@ func Parse(data []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-func unsupported(what string) error { return fmt.Errorf("%s is not supported", what) }
-
-func (t *Tokenizer) loadModel(f *file) error {
-	m := &f.Model
+// describe adds the place to errors of encoding/json.
+func describe(err error, size int) error {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
 	switch {
-	case m.Type != "BPE":
-		return unsupported(fmt.Sprintf("type %q", m.Type))
-	case m.Dropout != nil && *m.Dropout != 0:
-		return unsupported("dropout")
-	case m.Prefix != "" || m.Suffix != "":
-		return unsupported("a subword prefix or suffix")
-	case m.ByteFallback:
-		return unsupported("byte fallback")
+	case errors.As(err, &syntax):
+		return fmt.Errorf("at byte %d of %d: %w", syntax.Offset, size, err)
+	case errors.As(err, &kind):
+		return fmt.Errorf("at byte %d of %d, %s: %w", kind.Offset, size, kind.Field, err)
 	}
-	toByte := alphabet()
-	t.ids = make(map[string]uint32, len(m.Vocab)+len(f.AddedTokens))
-	size := 0
-	for token, id := range m.Vocab {
-		if id >= maxID {
-			return fmt.Errorf("token %q: id %d is too large", token, id)
-		}
-		t.ids[token] = id
-		size = max(size, int(id)+1)
-	}
-	t.bytes = make([][]byte, size)
-	if m.IgnoreMerges {
-		t.whole = make(map[string]uint32, len(m.Vocab))
-	}
-	var known [256]bool
-	for token, id := range m.Vocab {
-		b, ok := rawBytes(token, toByte)
-		t.bytes[id] = b
-		if !ok {
-			continue // text never becomes this token by merging
-		}
-		if t.whole != nil {
-			t.whole[string(b)] = id
-		}
-		if len(b) == 1 {
-			t.byteID[b[0]], known[b[0]] = id, true
-		}
-	}
-	for b, ok := range known {
-		if !ok {
-			return fmt.Errorf("byte %#02x has no token: not a byte-level vocabulary", b)
-		}
-	}
-	t.merges = newPairTable(len(m.Merges))
-	for rank, p := range m.Merges {
-		left, ok1 := m.Vocab[p[0]]
-		right, ok2 := m.Vocab[p[1]]
-		into, ok3 := m.Vocab[p[0]+p[1]]
-		if !ok1 || !ok2 || !ok3 {
-			return fmt.Errorf("merge %d, %q with %q: not in the vocabulary", rank, p[0], p[1])
-		}
-		t.merges.add(left, right, uint32(rank), into)
-	}
-	return nil
-}
-
-// alphabet maps the characters that stand for bytes in byte-level vocabularies
-// (GPT-2's table): printable Latin-1 stands for itself, the rest for U+0100 up.
-func alphabet() map[rune]byte {
-	m := make(map[rune]byte, 256)
-	next := rune(0x100)
-	for b := range 256 {
-		if '!' <= b && b <= '~' || 0xA1 <= b && b <= 0xAC || 0xAE <= b {
-			m[rune(b)] = byte(b)
-			continue
-		}
-		m[next] = byte(b)
-		next++
-	}
-	return m
-}
-
-// rawBytes decodes a token as the ByteLevel decoder does: a character outside
-// the alphabet makes the whole token stand for itself.
-func rawBytes(token string, toByte map[rune]byte) (b []byte, ok bool) {
-	b = make([]byte, 0, len(token))
-	for _, r := range token {
-		c, ok := toByte[r]
-		if !ok {
-			return []byte(token), false
-		}
-		b = append(b, c)
-	}
-	return b, true
-}
-
-func (t *Tokenizer) loadAdded(f *file) error {
-	toByte := alphabet()
-	var list []addedToken
-	special := map[uint32]bool{}
-	for _, a := range f.AddedTokens {
-		switch {
-		case a.Content == "":
-			return errors.New("empty content")
-		case !utf8.ValidString(a.Content):
-			return fmt.Errorf("token %q is not UTF-8", a.Content)
-		case a.ID >= maxID:
-			return fmt.Errorf("token %q: id %d is too large", a.Content, a.ID)
-		case a.SingleWord || a.LStrip || a.RStrip:
-			return unsupported(fmt.Sprintf("token %q: single_word, lstrip or rstrip", a.Content))
-		case a.Normalized && f.Normalizer != nil:
-			return unsupported(fmt.Sprintf("token %q: normalized", a.Content))
-		}
-		list = append(list, addedToken{a.Content, a.ID})
-		t.ids[a.Content] = a.ID
-		for int(a.ID) >= len(t.bytes) {
-			t.bytes = append(t.bytes, nil)
-		}
-		t.bytes[a.ID], _ = rawBytes(a.Content, toByte)
-		special[a.ID] = a.Special
-	}
-	t.added = newAddedTokens(list)
-	t.added.special = special
-	return nil
-}
-
-func (t *Tokenizer) loadNormalizer(f *file) error {
-	return t.normalizer(f.Normalizer)
-}
-
-func (t *Tokenizer) normalizer(c *component) error {
-	switch {
-	case c == nil:
-	case c.Type == "NFC":
-		t.nfc = true
-	case c.Type == "Sequence":
-		for i := range c.Normalizers {
-			if err := t.normalizer(&c.Normalizers[i]); err != nil {
-				return err
-			}
-		}
-	default:
-		return unsupported(fmt.Sprintf("type %q", c.Type))
-	}
-	return nil
-}
-
-func (t *Tokenizer) loadPreTokenizer(f *file) error {
-	c := f.PreTokenizer
-	if c == nil || c.Type != "Sequence" || len(c.PreTokenizers) != 2 {
-		return unsupported("anything but a Split followed by ByteLevel")
-	}
-	split, level := &c.PreTokenizers[0], &c.PreTokenizers[1]
-	switch {
-	case split.Type != "Split" || split.Behavior != "Isolated" || split.Invert:
-		return unsupported(fmt.Sprintf("first type %q, behavior %q", split.Type, split.Behavior))
-	case level.Type != "ByteLevel":
-		return unsupported(fmt.Sprintf("second type %q", level.Type))
-	case level.AddPrefixSpace || level.UseRegex == nil || *level.UseRegex:
-		return unsupported("ByteLevel with prefix space or its own pattern")
-	}
-	var err error
-	t.split, err = splitterFor(split.Pattern.Regex)
 	return err
 }
 
-func (t *Tokenizer) loadPostProcessor(f *file) error {
-	return t.postProcessor(f.PostProcessor)
-}
-
-func (t *Tokenizer) postProcessor(c *component) error {
+func (t *Tokenizer) loadModel(f *file) error {
+	m := f.Model
+	if m == nil {
+		return errors.New("the file has none")
+	}
 	switch {
-	case c == nil || c.Type == "ByteLevel": // changes offsets only
-	case c.Type == "Sequence":
-		for i := range c.Processors {
-			if err := t.postProcessor(&c.Processors[i]); err != nil {
-				return err
-			}
+	case m.Type == "" && len(m.Merges) > 0: // files of old
+	case m.Type != "BPE":
+		return unsupported("model", fmt.Sprintf("type %q", m.Type))
+	}
+	switch {
+	case m.Dropout != nil && *m.Dropout != 0:
+		return unsupported("model", "dropout")
+	case m.Prefix != "" || m.Suffix != "":
+		return unsupported("model", "a subword prefix or suffix")
+	}
+	vocab, err := scanVocab(m.Vocab)
+	if err != nil {
+		return fmt.Errorf("model.vocab: %w", err)
+	}
+	size := 0
+	for _, id := range vocab {
+		size = max(size, int(id)+1)
+	}
+	if size > 4*len(vocab)+1<<16 {
+		return fmt.Errorf("model.vocab: id %d among %d tokens is out of range", size-1, len(vocab))
+	}
+	t.ids, t.vocab = vocab, len(vocab)
+	t.tokens = make([]string, size)
+	t.known = make([]bool, size)
+	for token, id := range vocab {
+		if t.known[id] {
+			return fmt.Errorf("model.vocab: %q and %q have the same id %d", t.tokens[id], token, id)
 		}
-	case c.Type == "TemplateProcessing":
-		to := &t.prefix
-		for _, p := range c.Single {
-			switch {
-			case p.Sequence != nil:
-				to = &t.suffix
-			case p.SpecialToken != nil:
-				s, ok := c.SpecialTokens[p.SpecialToken.ID]
-				if !ok {
-					return fmt.Errorf("special token %q is not defined", p.SpecialToken.ID)
-				}
-				*to = append(*to, s.IDs...)
-			}
-		}
-	default:
-		return unsupported(fmt.Sprintf("type %q", c.Type))
+		t.tokens[id], t.known[id] = token, true
+	}
+	if err := t.model.load(m, vocab, t.byteLevel); err != nil {
+		return fmt.Errorf("model: %w", err)
 	}
 	return nil
 }
 
-func (t *Tokenizer) loadDecoder(f *file) error {
-	if f.Decoder == nil || f.Decoder.Type != "ByteLevel" {
-		return unsupported("anything but ByteLevel")
+// loadAdded follows AddedVocabulary::add_tokens in tokenizers 0.23: ids are the
+// vocabulary's or, for tokens outside it, count on from its end whatever the
+// file says; so a file that says something else is refused.
+func (t *Tokenizer) loadAdded(f *file) error {
+	t.special = map[uint32]bool{}
+	next := uint32(t.vocab)
+	byID := map[uint32]addedToken{}
+	normalized := map[uint32]bool{}
+	var order []uint32
+	for i, a := range f.AddedTokens {
+		place := fmt.Sprintf("added_tokens[%d] %q", i, a.Content)
+		if a.Content == "" {
+			continue
+		}
+		if !utf8.ValidString(a.Content) {
+			return fmt.Errorf("%s is not UTF-8", place)
+		}
+		id, ok := t.ids[a.Content]
+		if !ok {
+			id = next
+			next++
+		}
+		if a.ID >= maxID || id != a.ID {
+			return fmt.Errorf("%s: id %d does not follow the vocabulary, whose next is %d", place, a.ID, id)
+		}
+		for int(id) >= len(t.tokens) {
+			t.tokens, t.known = append(t.tokens, ""), append(t.known, false)
+		}
+		content := a.Content
+		if a.Normalized {
+			if content = t.normalize(content); content == "" {
+				return fmt.Errorf("%s: nothing is left of it when normalized", place)
+			}
+		}
+		t.ids[a.Content] = id
+		t.tokens[id], t.known[id] = content, true
+		t.special[id] = t.special[id] || a.Special
+		if _, ok := byID[id]; !ok {
+			order = append(order, id)
+		}
+		byID[id] = addedToken{content: content, id: id, singleWord: a.SingleWord, lstrip: a.LStrip, rstrip: a.RStrip}
+		normalized[id] = a.Normalized
+	}
+	var lists [2][]addedToken
+	for _, id := range order {
+		k := 0
+		if normalized[id] {
+			k = 1
+		}
+		lists[k] = append(lists[k], byID[id])
+	}
+	var err error
+	if t.added, err = newAddedTokens(lists[0]); err != nil {
+		return err
+	}
+	if t.addedNormalized, err = newAddedTokens(lists[1]); err != nil {
+		return err
+	}
+	t.independent = t.added.independent()
+	return nil
+}
+
+func (t *Tokenizer) loadPostProcessor(f *file) error {
+	sub := func(c *component) []component { return c.Processors }
+	return parts("post_processor", f.PostProcessor, sub, t.postProcessor)
+}
+
+func (t *Tokenizer) postProcessor(place string, c *component) error {
+	switch c.Type {
+	case "ByteLevel": // changes offsets only
+	case "BertProcessing", "RobertaProcessing":
+		if c.Cls == nil || c.Sep == nil {
+			return fmt.Errorf("%s: sep or cls is missing", place)
+		}
+		t.prefix = append([]uint32{c.Cls.ID}, t.prefix...)
+		t.suffix = append(t.suffix, c.Sep.ID)
+	case "TemplateProcessing":
+		return t.template(place, c)
+	default:
+		return unsupported(place, fmt.Sprintf("type %q", c.Type))
 	}
 	return nil
+}
+
+func (t *Tokenizer) template(place string, c *component) error {
+	var before, after []uint32
+	texts := 0
+	for _, p := range c.Single {
+		switch {
+		case p.Sequence != nil:
+			if texts++; p.Sequence.ID != "A" && p.Sequence.ID != "" {
+				return unsupported(place, fmt.Sprintf("sequence %q in a single text's template", p.Sequence.ID))
+			}
+		case p.SpecialToken != nil:
+			s, ok := c.SpecialTokens[p.SpecialToken.ID]
+			if !ok {
+				return fmt.Errorf("%s: special token %q is not defined", place, p.SpecialToken.ID)
+			}
+			if texts == 0 {
+				before = append(before, s.IDs...)
+			} else {
+				after = append(after, s.IDs...)
+			}
+		}
+	}
+	if texts != 1 {
+		return unsupported(place, fmt.Sprintf("a template with %d texts", texts))
+	}
+	t.prefix = append(before, t.prefix...)
+	t.suffix = append(t.suffix, after...)
+	return nil
+}
+
+// finderFor compiles the pattern of a Split or Replace.
+func finderFor(place string, p pattern) (finder, error) {
+	switch {
+	case p.String != nil && *p.String != "":
+		return literal(*p.String), nil
+	case p.Regex != nil:
+		f, err := compile(*p.Regex)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", place, err)
+		}
+		return f, nil
+	}
+	return nil, unsupported(place, "a pattern that is neither a String nor a Regex")
+}
+
+// literal finds a string.
+type literal string
+
+func (l literal) Find(_ *machine, text string, from int) (start, end int) {
+	i := strings.Index(text[from:], string(l))
+	if i < 0 {
+		return -1, -1
+	}
+	return from + i, from + i + len(l)
 }

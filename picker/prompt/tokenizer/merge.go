@@ -5,32 +5,33 @@ import "math/bits"
 // pairTable maps two neighbouring ids to the rank of their merge and the id
 // they merge into. Open addressing, at most half full; read only after load.
 type pairTable struct {
-	keys  []uint64 // left<<32|right + 1; 0: empty
-	vals  []uint64 // rank<<32|id
+	slots []pairSlot
 	shift uint
+}
+
+type pairSlot struct {
+	key uint64 // left<<32|right + 1; 0: empty
+	val uint64 // rank<<32|id
 }
 
 func newPairTable(n int) pairTable {
 	size := 1 << max(4, bits.Len(uint(n)*2))
-	return pairTable{keys: make([]uint64, size), vals: make([]uint64, size), shift: uint(64 - bits.Len(uint(size-1)))}
+	return pairTable{slots: make([]pairSlot, size), shift: uint(64 - bits.Len(uint(size-1)))}
 }
 
 func pairKey(left, right uint32) uint64 { return (uint64(left)<<32 | uint64(right)) + 1 }
 
 func (p *pairTable) slot(key uint64) uint64 { return key * 0x9E3779B97F4A7C15 >> p.shift }
 
-// add keeps the first of equal pairs.
+// add keeps the last of equal pairs, as the reference does.
 func (p *pairTable) add(left, right, rank, id uint32) {
 	key := pairKey(left, right)
-	mask := uint64(len(p.keys) - 1)
+	mask := uint64(len(p.slots) - 1)
 	i := p.slot(key)
-	for p.keys[i] != 0 {
-		if p.keys[i] == key {
-			return
-		}
+	for p.slots[i].key != 0 && p.slots[i].key != key {
 		i = (i + 1) & mask
 	}
-	p.keys[i], p.vals[i] = key, uint64(rank)<<32|uint64(id)
+	p.slots[i] = pairSlot{key, uint64(rank)<<32 | uint64(id)}
 }
 
 const noRank = ^uint32(0)
@@ -38,13 +39,15 @@ const noRank = ^uint32(0)
 // get returns noRank if the two do not merge.
 func (p *pairTable) get(left, right uint32) (rank, id uint32) {
 	key := pairKey(left, right)
-	mask := uint64(len(p.keys) - 1)
-	for i := p.slot(key); p.keys[i] != 0; i = (i + 1) & mask {
-		if p.keys[i] == key {
-			return uint32(p.vals[i] >> 32), uint32(p.vals[i])
+	mask := uint64(len(p.slots) - 1)
+	for i := p.slot(key); ; i = (i + 1) & mask {
+		switch s := &p.slots[i&mask]; s.key {
+		case key:
+			return uint32(s.val >> 32), uint32(s.val)
+		case 0:
+			return noRank, 0
 		}
 	}
-	return noRank, 0
 }
 
 // merger merges one word at a time: always the pair of lowest rank, the
@@ -60,7 +63,7 @@ type merger struct {
 	cache wordCache
 }
 
-// lineMax is the word length up to which the line search is faster.
+// lineMax is the word length in bytes up to which the line search is faster.
 const lineMax = 48
 
 // hugeWord bounds what is kept for the next text.
@@ -68,28 +71,40 @@ const hugeWord = 1 << 16
 
 func (m *merger) huge() bool { return cap(m.ids) > hugeWord }
 
-func (m *merger) encode(t *Tokenizer, dst []uint32, word string) []uint32 {
+// encode appends the ids of a word that no merge leaves. whole: the vocabulary
+// itself is asked first.
+func (m *merger) encode(t *model, dst []uint32, word string, whole bool) []uint32 {
 	if len(word) > lineMax {
+		if whole {
+			if id, ok := t.whole[word]; ok {
+				return append(dst, id)
+			}
+		}
 		return m.long(t, dst, word)
 	}
 	c := m.cache.slot(word)
-	if c != nil && c.word == word {
+	if c != nil && c.is(word) {
 		return append(dst, c.ids[:c.n]...)
 	}
 	from := len(dst)
-	dst = m.short(t, dst, word)
+	if id, ok := uint32(0), false; whole {
+		if id, ok = t.whole[word]; ok {
+			dst = append(dst, id)
+		} else {
+			dst = m.short(t, dst, word)
+		}
+	} else {
+		dst = m.short(t, dst, word)
+	}
 	if c != nil {
 		c.set(word, dst[from:])
 	}
 	return dst
 }
 
-func (m *merger) short(t *Tokenizer, dst []uint32, word string) []uint32 {
-	n := len(word)
+func (m *merger) short(t *model, dst []uint32, word string) []uint32 {
 	var ids, ranks, into [lineMax]uint32
-	for i := range n {
-		ids[i] = t.byteID[word[i]]
-	}
+	n := len(t.symbols(ids[:0], word))
 	for i := range n - 1 {
 		ranks[i], into[i] = t.merges.get(ids[i], ids[i+1])
 	}
@@ -118,12 +133,15 @@ func (m *merger) short(t *Tokenizer, dst []uint32, word string) []uint32 {
 	return append(dst, ids[:n]...)
 }
 
-func (m *merger) long(t *Tokenizer, dst []uint32, word string) []uint32 {
-	n := len(word)
-	m.ids, m.ranks, m.into = grow(m.ids, n), grow(m.ranks, n), grow(m.into, n)
+func (m *merger) long(t *model, dst []uint32, word string) []uint32 {
+	m.ids = t.symbols(grow(m.ids, len(word))[:0], word)
+	n := len(m.ids)
+	if n == 0 {
+		return dst
+	}
+	m.ranks, m.into = grow(m.ranks, n), grow(m.into, n)
 	m.prev, m.next, m.heap = grow(m.prev, n), grow(m.next, n), m.heap[:0]
 	for i := range n {
-		m.ids[i] = t.byteID[word[i]]
 		m.prev[i], m.next[i] = int32(i)-1, int32(i)+1
 	}
 	m.next[n-1] = -1
@@ -155,7 +173,7 @@ func (m *merger) long(t *Tokenizer, dst []uint32, word string) []uint32 {
 }
 
 // pair looks up the pair that begins at position at and queues it.
-func (m *merger) pair(t *Tokenizer, at int32) {
+func (m *merger) pair(t *model, at int32) {
 	m.ranks[at] = noRank
 	if m.next[at] < 0 {
 		return
@@ -209,21 +227,31 @@ func grow[T any](s []T, n int) []T {
 }
 
 // wordCache remembers the ids of words seen lately; one slot per hash value,
-// the newest wins. 4096 slots of at most cachedIDs ids each.
+// the newest wins. A slot is a cache line and holds the word itself, so that
+// nothing is allocated and no request's text outlives it.
 type wordCache struct{ slots []cachedWord }
 
 const (
-	cacheBits = 12
-	cachedIDs = 10
+	cacheBits  = 13
+	cachedIDs  = 8
+	cachedSize = 30 // bytes of a word
 )
 
 type cachedWord struct {
-	word string
-	n    uint8
-	ids  [cachedIDs]uint32
+	size, n uint8
+	word    [cachedSize]byte
+	ids     [cachedIDs]uint32
 }
 
+func (c *cachedWord) is(word string) bool {
+	return int(c.size) == len(word) && string(c.word[:c.size]) == word
+}
+
+// slot is nil for words that are not kept.
 func (c *wordCache) slot(word string) *cachedWord {
+	if len(word) > cachedSize {
+		return nil
+	}
 	if c.slots == nil {
 		c.slots = make([]cachedWord, 1<<cacheBits)
 	}
@@ -233,10 +261,19 @@ func (c *wordCache) slot(word string) *cachedWord {
 		h ^= h >> 29
 		word = word[8:]
 	}
+	if len(word) >= 4 {
+		h = (h ^ uint64(le32(word))) * 0x9E3779B97F4A7C15
+		h ^= h >> 29
+		word = word[4:]
+	}
 	for i := range len(word) {
 		h = (h ^ uint64(word[i])) * 0x100000001B3
 	}
 	return &c.slots[h*0x9E3779B97F4A7C15>>(64-cacheBits)]
+}
+
+func le32(s string) uint32 {
+	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
 }
 
 func le64(s string) uint64 {
@@ -244,11 +281,10 @@ func le64(s string) uint64 {
 		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// set copies the word: slices of a request's text must not outlive it.
 func (c *cachedWord) set(word string, ids []uint32) {
 	if len(ids) > cachedIDs {
 		return
 	}
-	c.word = string(append([]byte(nil), word...))
+	c.size = uint8(copy(c.word[:], word))
 	c.n = uint8(copy(c.ids[:], ids))
 }

@@ -1,11 +1,13 @@
 // Package tokenizer turns text into token ids and back, exactly as Hugging
-// Face's tokenizers library does with the same tokenizer.json, in pure Go.
+// Face's tokenizers library (0.23) does with the same tokenizer.json, in pure
+// Go.
 //
-// It reads the byte-level BPE family: added and special tokens, NFC, the split
-// pattern that GPT-4 brought and Qwen and Llama 3 use, the byte-level alphabet,
-// rank merges. A file that names anything else is refused at load with the
-// component's name, so that the caller falls back to asking the engine instead
-// of being wrong.
+// It reads BPE models: byte-level ones (Llama 3, Qwen, DeepSeek, gpt-oss,
+// Mistral) and those of characters with byte fallback (Llama 2, Gemma, older
+// Mistral), with the normalizers, pre-tokenizers, post-processors, decoders and
+// kinds of added tokens that their files use. A file that names anything else
+// is refused at load with the component and its place, so that the caller falls
+// back to asking the engine instead of being wrong.
 //
 //	tok, err := tokenizer.Parse(file)
 //	ids := tok.Encode(nil, "Hello <|im_end|>")
@@ -22,18 +24,26 @@ import (
 
 // Tokenizer is immutable after Parse and safe for concurrent use.
 type Tokenizer struct {
-	added  addedTokens
-	nfc    bool
-	split  splitter
-	byteID [256]uint32
-	merges pairTable
-	whole  map[string]uint32 // raw bytes of a token -> id; nil unless whole pre-tokens win before merging
-	ids    map[string]uint32 // token as written in the file -> id
-	bytes  [][]byte          // by id: the token's bytes; nil: no such id
-	prefix []uint32          // what the post-processor puts before a text
-	suffix []uint32          // and after it
+	added           addedTokens // searched in the text as it comes
+	addedNormalized addedTokens // searched in pieces that are normalized
+	normalizers     []func(string) string
+	movesStart      bool // a normalizer may put or take something at the start
+	steps           []step
+	byteLevel       bool // the last step was ByteLevel
+	model           model
+	vocab           int // tokens in the model's vocabulary
+	ids             map[string]uint32
+	tokens          []string // by id, as the decoder sees them
+	known           []bool   // by id
+	bytes           [][]byte // by id: what the token stands for; nil: no such id
+	special         map[uint32]bool
+	decoders        []func([]string) []string // nil: byte-level
+	prefix          []uint32                  // what the post-processor puts before a text
+	suffix          []uint32                  // and after it
+	independent     bool                      // cutting at added tokens is exact
+	startDiffers    bool
 
-	scratch sync.Pool // *merger
+	scratch sync.Pool // *encoder
 }
 
 // TokenID returns the id of a token as the file spells it ("<|im_end|>",
@@ -57,138 +67,118 @@ func (t *Tokenizer) Suffix() []uint32 { return t.suffix }
 // Encode appends the ids of text to dst. Tokens such as <|im_end|> inside text
 // become their ids. Nothing is put around the text (see Prefix).
 func (t *Tokenizer) Encode(dst []uint32, text string) []uint32 {
-	for len(text) > 0 {
-		before, id, rest, found := t.Cut(text)
-		dst = t.EncodePiece(dst, before)
-		if found {
-			dst = append(dst, id)
-		}
-		text = rest
-	}
-	return dst
+	return t.EncodePieceAt(dst, text, true)
 }
 
-// Cut finds the first added token in text: what stands before it, its id, and
-// what follows. Concatenating EncodePiece of the parts and the ids is Encode,
-// by construction: the reference library splits at added tokens before it
-// normalizes and pre-tokenizes each part alone.
+// Cut finds the first added token in text that is worth cutting at (not one of
+// white space alone): what stands before it, its id, and what follows.
+// Concatenating EncodePiece of the parts and the ids is Encode. Where that
+// would not be so, Cut finds nothing and EncodePiece takes the whole text:
+//
+//   - the library looks for added tokens before it normalizes and pre-tokenizes
+//     each part alone, so a part's ids depend on its text only. Tokens that are
+//     normalized first are looked for inside a part: they never cut.
+//   - single_word looks at the neighbours of a token, and rstrip takes white
+//     space in which another token may begin: tokenizers where that can reach
+//     over a cut are never cut (see addedTokens.independent).
+//   - Metaspace with prepend_scheme "first" treats the part at the very start
+//     differently (StartDiffers): use CutAlways and EncodePieceAt.
 func (t *Tokenizer) Cut(text string) (before string, id uint32, rest string, found bool) {
-	at, n, id := t.added.find(text)
-	if n == 0 {
+	if t.startDiffers {
 		return text, 0, "", false
 	}
-	return text[:at], id, text[at+n:], true
+	return t.CutAlways(text)
 }
 
-// EncodePiece appends the ids of a text that holds no added token, as Cut
-// returns it.
+// CutAlways is Cut for callers that encode the parts by EncodePieceAt.
+func (t *Tokenizer) CutAlways(text string) (before string, id uint32, rest string, found bool) {
+	if !t.independent {
+		return text, 0, "", false
+	}
+	for done, search := 0, 0; ; {
+		p, ok := t.added.next(text, done, search)
+		if !ok {
+			return text, 0, "", false
+		}
+		if !blank(p.token.content) {
+			return text[:p.start], p.token.id, text[p.stop:], true
+		}
+		done, search = p.stop, p.search
+	}
+}
+
+// blank tells whether a token is white space alone, as many of Gemma's are.
+func blank(token string) bool {
+	return strings.TrimLeft(token, " \t\r\n▁") == ""
+}
+
+// StartDiffers tells whether the part that begins a text may get other ids than
+// the same part further on.
+func (t *Tokenizer) StartDiffers() bool { return t.startDiffers }
+
+// EncodePiece appends the ids of a part as Cut returns it.
 func (t *Tokenizer) EncodePiece(dst []uint32, text string) []uint32 {
+	return t.EncodePieceAt(dst, text, true)
+}
+
+// EncodePieceAt appends the ids of a part; start: it begins the whole text.
+func (t *Tokenizer) EncodePieceAt(dst []uint32, text string, start bool) []uint32 {
 	if text == "" {
 		return dst
 	}
-	if t.nfc {
-		text = nfc(text)
+	e, _ := t.scratch.Get().(*encoder)
+	if e == nil {
+		e = &encoder{}
 	}
-	m, _ := t.scratch.Get().(*merger)
-	if m == nil {
-		m = &merger{}
-	}
-	for len(text) > 0 {
-		n := t.split(text)
-		dst = t.encodeWord(m, dst, text[:n])
-		text = text[n:]
-	}
-	if !m.huge() {
-		t.scratch.Put(m)
+	e.t, e.dst = t, dst
+	e.machine.Steps = baseSteps + stepsPerByte*len(text)
+	e.text(text, start)
+	dst, e.dst, e.t = e.dst, nil, nil
+	if !e.merger.huge() {
+		t.scratch.Put(e)
 	}
 	return dst
 }
 
-func (t *Tokenizer) encodeWord(m *merger, dst []uint32, word string) []uint32 {
-	if len(word) == 1 {
-		return append(dst, t.byteID[word[0]])
-	}
-	if t.whole != nil {
-		if id, ok := t.whole[word]; ok {
-			return append(dst, id)
-		}
-	}
-	return m.encode(t, dst, word)
+// encoder is the scratch of encoding one text.
+type encoder struct {
+	t       *Tokenizer
+	dst     []uint32
+	machine machine
+	merger  merger
 }
 
-// Bytes returns the bytes of a token, nil for an unknown id. They need not be
-// whole UTF-8 characters. The caller must not change them.
-func (t *Tokenizer) Bytes(id uint32) []byte {
-	if int64(id) >= int64(len(t.bytes)) {
-		return nil
+func (e *encoder) text(text string, start bool) {
+	for done, search := 0, 0; ; {
+		p, ok := e.t.added.next(text, done, search)
+		if !ok {
+			e.part(text[done:], start && done == 0)
+			return
+		}
+		if p.start > done {
+			e.part(text[done:p.start], start && done == 0)
+		}
+		e.dst = append(e.dst, p.token.id)
+		done, search = p.stop, p.search
 	}
-	return t.bytes[id]
 }
 
-// Decode returns the text of ids. Bytes that do not form UTF-8 become U+FFFD,
-// unknown ids nothing. skipSpecial leaves out tokens that the file marks
-// special.
-func (t *Tokenizer) Decode(ids []uint32, skipSpecial bool) string {
-	var b []byte
-	for _, id := range ids {
-		if skipSpecial && t.added.special[id] {
-			continue
-		}
-		b = append(b, t.Bytes(id)...)
+// part encodes what stands between added tokens.
+func (e *encoder) part(text string, start bool) {
+	if text == "" {
+		return
 	}
-	return lossy(b)
-}
-
-// lossy replaces each maximal part of an invalid sequence by one U+FFFD, as the
-// Unicode standard recommends and Rust does (chapter 3.9; Go replaces byte by
-// byte).
-func lossy(b []byte) string {
-	var out strings.Builder
-	out.Grow(len(b))
-	for len(b) > 0 {
-		n, ok := sequence(b)
-		if ok {
-			out.Write(b[:n])
-		} else {
-			out.WriteRune('\uFFFD')
+	text = e.t.normalize(text)
+	for done, search := 0, 0; ; {
+		p, ok := e.t.addedNormalized.next(text, done, search)
+		if !ok {
+			e.pieces(0, text[done:], start && done == 0)
+			return
 		}
-		b = b[n:]
+		if p.start > done {
+			e.pieces(0, text[done:p.start], start && done == 0)
+		}
+		e.dst = append(e.dst, p.token.id)
+		done, search = p.stop, p.search
 	}
-	return out.String()
-}
-
-// sequence is the length of the first character of b, or, if that is broken, of
-// its maximal valid beginning (at least one byte).
-func sequence(b []byte) (n int, ok bool) {
-	c := b[0]
-	lo, hi, need := byte(0x80), byte(0xBF), 0
-	switch {
-	case c < 0x80:
-		return 1, true
-	case 0xC2 <= c && c <= 0xDF:
-		need = 1
-	case 0xE0 <= c && c <= 0xEF:
-		need = 2
-		if c == 0xE0 {
-			lo = 0xA0
-		} else if c == 0xED {
-			hi = 0x9F
-		}
-	case 0xF0 <= c && c <= 0xF4:
-		need = 3
-		if c == 0xF0 {
-			lo = 0x90
-		} else if c == 0xF4 {
-			hi = 0x8F
-		}
-	default:
-		return 1, false
-	}
-	for n = 1; n <= need; n++ {
-		if n >= len(b) || b[n] < lo || b[n] > hi {
-			return n, false
-		}
-		lo, hi = 0x80, 0xBF
-	}
-	return n, true
 }

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/grapevine-llm/grapevine/picker/prompt/tokenizer/internal/ucd"
 	"github.com/grapevine-llm/grapevine/test/tinymodel"
 )
 
@@ -122,12 +124,12 @@ func TestCut(t *testing.T) {
 func naive(tok *Tokenizer, word string) []uint32 {
 	var ids []uint32
 	for i := range len(word) {
-		ids = append(ids, tok.byteID[word[i]])
+		ids = append(ids, tok.model.byteID[word[i]])
 	}
 	for {
 		best, into, at := noRank, uint32(0), 0
 		for i := range len(ids) - 1 {
-			if r, id := tok.merges.get(ids[i], ids[i+1]); r < best {
+			if r, id := tok.model.merges.get(ids[i], ids[i+1]); r < best {
 				best, into, at = r, id, i
 			}
 		}
@@ -149,16 +151,16 @@ func TestMergeAgainstNaive(t *testing.T) {
 		}
 		word := string(b)
 		want := naive(tok, word)
-		if got := m.long(tok, nil, word); !slices.Equal(got, want) {
+		if got := m.long(&tok.model, nil, word); !slices.Equal(got, want) {
 			t.Fatalf("long(%q) = %v, want %v", word, got, want)
 		}
 		if len(word) <= lineMax {
-			if got := m.short(tok, nil, word); !slices.Equal(got, want) {
+			if got := m.short(&tok.model, nil, word); !slices.Equal(got, want) {
 				t.Fatalf("short(%q) = %v, want %v", word, got, want)
 			}
 		}
 		for range 2 { // filled, then from the cache
-			if got := m.encode(tok, nil, word); !slices.Equal(got, want) {
+			if got := m.encode(&tok.model, nil, word, false); !slices.Equal(got, want) {
 				t.Fatalf("encode(%q) = %v, want %v", word, got, want)
 			}
 		}
@@ -191,19 +193,27 @@ func TestParseRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := []struct{ name, old, new, want string }{
-		{"not JSON", "{", "", "read tokenizer file"},
-		{"model", `"type":"BPE"`, `"type":"Unigram"`, `type "Unigram" is not supported`},
+		{"not JSON", "{", "", "read tokenizer file: at byte"},
+		{"wrong kind", `"type":"BPE"`, `"type":7`, "model.type"},
+		{"no model", `"model":{`, `"other":{`, "model: the file has none"},
+		{"model", `"type":"BPE"`, `"type":"Unigram"`, `model: type "Unigram" is not supported`},
 		{"dropout", `"dropout":null`, `"dropout":0.5`, "dropout is not supported"},
-		{"byte fallback", `"byte_fallback":false`, `"byte_fallback":true`, "byte fallback is not supported"},
 		{"word suffix", `"end_of_word_suffix":null`, `"end_of_word_suffix":"</w>"`, "subword prefix or suffix"},
-		{"normalizer", `"type":"NFC"`, `"type":"NFKC"`, `normalizer: type "NFKC" is not supported`},
-		{"pattern", `(?!\\S)`, `(?=\\S)`, "split pattern"},
-		{"pre-tokenizer", `"type":"Split"`, `"type":"Metaspace"`, `first type "Metaspace"`},
-		{"behavior", `"Isolated"`, `"Removed"`, `behavior "Removed"`},
-		{"decoder", `"decoder":{"type":"ByteLevel"`, `"decoder":{"type":"WordPiece"`, "decoder: anything but ByteLevel"},
-		{"post-processor", `"post_processor":{"type":"ByteLevel"`, `"post_processor":{"type":"RobertaProcessing"`, `type "RobertaProcessing"`},
-		{"added token", `"lstrip":false`, `"lstrip":true`, "lstrip or rstrip"},
+		{"no vocabulary", `"vocab":{`, `"words":{`, "model.vocab: no vocabulary"},
+		{"no merges", `"merges":[`, `"mergers":[`, "model: no merges"},
+		{"id out of range", `"!":0`, `"!":16000000`, "out of range"},
+		{"id too large", `"!":0`, `"!":99999999999`, "is too large"},
+		{"id no number", `"!":0`, `"!":"0"`, "is no number"},
+		{"id twice", `"!":0`, `"!":1`, "have the same id 1"},
+		{"normalizer", `"type":"NFC"`, `"type":"Nmt"`, `normalizer: type "Nmt" is not supported`},
+		{"pattern", `(?!\\S)`, `(?<!\\S)`, `pre_tokenizer[0]: pattern`},
+		{"pre-tokenizer", `"type":"Split"`, `"type":"BertPreTokenizer"`, `pre_tokenizer[0]: type "BertPreTokenizer" is not supported`},
+		{"behavior", `"Isolated"`, `"Shredded"`, `pre_tokenizer[0]: behavior "Shredded"`},
+		{"decoder", `"decoder":{"type":"ByteLevel"`, `"decoder":{"type":"WordPiece"`, `decoder: type "WordPiece" is not supported`},
+		{"post-processor", `"post_processor":{"type":"ByteLevel"`, `"post_processor":{"type":"Magic"`, `post_processor: type "Magic"`},
+		{"post-processor's ids", `"post_processor":{"type":"ByteLevel"`, `"post_processor":{"type":"RobertaProcessing"`, `sep or cls is missing`},
 		{"merge", `"merges":[["Ġ","Ġ"]`, `"merges":[["Ġ","ĠQX"]`, "not in the vocabulary"},
+		{"half a merge", `"merges":[["Ġ","Ġ"]`, `"merges":[["Ġ"]`, "merge 0"},
 		{"bytes", `"vocab":{"!":0`, `"vocab":{"!!!!!":0`, "not a byte-level vocabulary"},
 	}
 	for _, tt := range tests {
@@ -216,6 +226,22 @@ func TestParseRefuses(t *testing.T) {
 				t.Errorf("Parse error %v, want one with %q", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestParseBounds(t *testing.T) {
+	good, err := fs.ReadFile(tinymodel.FS(), "tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{0, 1, 100, len(good) / 2, len(good) - 2} {
+		if _, err := Parse(good[:n]); err == nil {
+			t.Errorf("the first %d bytes of a file were accepted", n)
+		}
+	}
+	large := bytes.Repeat([]byte{' '}, MaxFileBytes+1)
+	if _, err := Parse(large); err == nil || !strings.Contains(err.Error(), "at most 128 MB") {
+		t.Errorf("a file of %d bytes: %v", len(large), err)
 	}
 }
 
@@ -264,7 +290,7 @@ func FuzzEncode(f *testing.F) {
 		if !slices.Equal(ids, pieces) {
 			t.Fatalf("%q: %v at once, %v in pieces", s, ids, pieces)
 		}
-		if utf8.ValidString(s) && nfc(s) == s {
+		if utf8.ValidString(s) && ucd.Load().NFC(s) == s {
 			if got := tok.Decode(ids, false); got != s {
 				t.Fatalf("%q came back as %q", s, got)
 			}
