@@ -1,7 +1,8 @@
 // Package chat renders the messages of a chat request to the text of its
 // prompt, exactly as vLLM does with the same model directory: the request is
 // brought into the form that vLLM gives to templates (renderers/chat_utils.py,
-// renderers/hf.py of vLLM 0.32), then the model's Jinja template runs.
+// renderers/hf.py of vLLM 0.32), then the model's Jinja template runs as
+// transformers 5.19 runs it.
 //
 //	tmpl, err := chat.Load(os.DirFS("models/qwen3"))
 //	text, err := tmpl.Render(time.Now(), chat.Request{Messages: raw, AddGenerationPrompt: true})
@@ -15,9 +16,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/picker/prompt/chat/jinja"
@@ -28,6 +28,7 @@ import (
 type Request struct {
 	Messages             json.RawMessage // a list
 	Tools                json.RawMessage // a list
+	ToolChoice           json.RawMessage // matters with Options.DropToolsOnNone
 	Documents            json.RawMessage // a list
 	Kwargs               json.RawMessage // an object
 	ReasoningEffort      string
@@ -35,208 +36,267 @@ type Request struct {
 	ContinueFinalMessage bool
 }
 
-// Template is a model's chat template with its special tokens. It is immutable
-// and safe for concurrent use.
+// Template is a model's chat template with its special tokens. It is safe for
+// concurrent use.
 type Template struct {
+	opts     Options
+	defaults []jinja.Var // of Options.Kwargs
+	special  []jinja.Var
+	// plain is for requests without tools, tools for those with. Either may be
+	// nil.
+	plain, tools *source
+	scratch      sync.Pool // of *scratch
+}
+
+// source is one compiled template.
+type source struct {
 	tmpl      *jinja.Template
-	special   []jinja.Var
 	parts     bool // content stays a list of parts
 	developer bool // knows the developer role
 	content   bool // looks at content at all
 }
 
-// specialTokens are the names under which tokenizer_config.json gives special
-// tokens and templates see them.
-var specialTokens = [...]string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
-
-// Load reads the template of a model directory: chat_template.jinja if it
-// exists, else chat_template of tokenizer_config.json, which gives the special
-// tokens either way.
-func Load(dir fs.FS) (*Template, error) {
-	data, err := fs.ReadFile(dir, "tokenizer_config.json")
-	if err != nil {
-		return nil, fmt.Errorf("read chat template: %w", err)
-	}
-	var config map[string]json.RawMessage
-	if err := json.Unmarshal(data, &config); err != nil {
-		return nil, fmt.Errorf("read tokenizer_config.json: %w", err)
-	}
-	special := map[string]string{}
-	for _, name := range specialTokens {
-		if s, ok := tokenText(config[name]); ok {
-			special[name] = s
-		}
-	}
-	source, err := fs.ReadFile(dir, "chat_template.jinja")
-	if err == nil {
-		return Parse(string(source), special)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read chat template: %w", err)
-	}
-	var text string
-	if err := json.Unmarshal(config["chat_template"], &text); err != nil {
-		return nil, errors.New("read chat template: tokenizer_config.json has no single chat_template")
-	}
-	return Parse(text, special)
+// scratch is the memory of one rendering.
+type scratch struct {
+	json jinja.Decoder
+	vars []jinja.Var
 }
 
-// tokenText reads a token: text, or an object with content.
-func tokenText(raw json.RawMessage) (string, bool) {
-	var token struct {
-		Content *string `json:"content"`
-	}
-	var s *string
-	if json.Unmarshal(raw, &s) != nil {
-		if json.Unmarshal(raw, &token) != nil {
-			return "", false
-		}
-		s = token.Content
-	}
-	if s == nil {
-		return "", false
-	}
-	return *s, true
-}
-
-// loopsOverContent finds templates that take a message's content apart
-// themselves; vLLM then leaves it a list of parts (it looks for such a loop in
-// the template's tree).
-var loopsOverContent = regexp.MustCompile(`\{%[-+]?\s*for\s+\w+\s+in\s+(\w+(\.content|\[\s*['"]content['"]\s*\])|content)\b`)
+// maxScratch is how much decoded text a rendering may leave behind for the
+// next one, in bytes.
+const maxScratch = 4 << 20
 
 // Parse compiles a template. special maps names such as bos_token to text.
-func Parse(source string, special map[string]string) (*Template, error) {
-	tmpl, err := jinja.Parse(source)
+func Parse(template string, special map[string]string) (*Template, error) {
+	t := &Template{}
+	s, err := t.compile(template)
+	if err != nil {
+		return nil, err
+	}
+	t.plain, t.tools = s, s
+	t.setSpecial(special)
+	return t, nil
+}
+
+func (t *Template) compile(template string) (*source, error) {
+	tmpl, err := jinja.Parse(template)
 	if err != nil {
 		return nil, fmt.Errorf("parse chat template: %w", err)
 	}
-	t := &Template{
+	s := &source{
 		tmpl:      tmpl,
-		parts:     loopsOverContent.MatchString(source),
-		developer: strings.Contains(source, `"developer"`) || strings.Contains(source, "'developer'"),
-		content:   strings.Contains(source, "content"),
+		parts:     tmpl.LoopsOverContent(),
+		developer: strings.Contains(template, `"developer"`) || strings.Contains(template, "'developer'"),
+		content:   strings.Contains(template, "content"),
 	}
+	if f := t.opts.ContentFormat; f != "" && f != "auto" {
+		s.parts = f == "openai"
+	}
+	return s, nil
+}
+
+func (t *Template) setSpecial(special map[string]string) {
 	for _, name := range specialTokens {
 		if s, ok := special[name]; ok {
 			t.special = append(t.special, jinja.Var{Name: name, Value: s})
 		}
 	}
-	return t, nil
 }
-
-// continueTag marks the end of the message to be continued (transformers uses
-// the same text).
-const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
 // Render returns the prompt's text. now is what the template sees as the time.
 func (t *Template) Render(now time.Time, r Request) (string, error) {
+	out, err := t.AppendRender(nil, now, r)
+	return string(out), err
+}
+
+// AppendRender is Render that appends the text to dst, which comes back as it
+// was after an error. Apart from growing dst it allocates little that depends
+// on the length of the texts in r. ErrMultimodal: AppendPrefix knows more.
+func (t *Template) AppendRender(dst []byte, now time.Time, r Request) ([]byte, error) {
+	s := t.take()
+	defer t.put(s)
+	return t.render(dst, s, now, r, nil)
+}
+
+// AppendPrefix appends the text in front of the first image, sound or video of
+// a request that AppendRender refuses with ErrMultimodal. What the engine puts
+// there is not known here, nor is how it changes the tokens next to it: a
+// caller counts on what lies before the last special token of the text.
+func (t *Template) AppendPrefix(dst []byte, now time.Time, r Request) ([]byte, error) {
+	if r.ContinueFinalMessage {
+		return dst, ErrMultimodal
+	}
+	var variants [2][]byte // the same but for the first thing that is no text
+	for i := range variants {
+		s := t.take()
+		out, err := t.render(nil, s, now, r, &media{variant: i})
+		t.put(s)
+		if err != nil {
+			return dst, err
+		}
+		variants[i] = out
+	}
+	a, b := variants[0], variants[1]
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	for n > 0 && n < len(a) && a[n]&0xC0 == 0x80 { // inside a character
+		n--
+	}
+	return append(dst, a[:n]...), nil
+}
+
+func (t *Template) take() *scratch {
+	if s, ok := t.scratch.Get().(*scratch); ok {
+		return s
+	}
+	return &scratch{}
+}
+
+func (t *Template) put(s *scratch) {
+	if s.json.Size() > maxScratch {
+		return
+	}
+	s.json.Reset()
+	clear(s.vars)
+	s.vars = s.vars[:0]
+	t.scratch.Put(s)
+}
+
+func (t *Template) render(dst []byte, s *scratch, now time.Time, r Request, m *media) ([]byte, error) {
 	if r.ContinueFinalMessage && r.AddGenerationPrompt {
-		return "", errors.New("add_generation_prompt and continue_final_message exclude each other")
+		return dst, errors.New("add_generation_prompt and continue_final_message exclude each other")
 	}
-	messages, err := t.conversation(r.Messages)
+	tools, err := t.setVars(s, r)
 	if err != nil {
-		return "", err
+		return dst, err
 	}
-	vars, err := t.vars(r)
+	src := t.plain
+	if tools {
+		src = t.tools
+	}
+	if src == nil {
+		return dst, errors.New("the model has no template for such a request")
+	}
+	messages, err := src.conversation(&s.json, r.Messages, m)
 	if err != nil {
-		return "", err
+		return dst, err
+	}
+	if len(messages.Items) == 0 {
+		return dst, errors.New("no messages")
 	}
 	final := ""
 	if r.ContinueFinalMessage {
-		if final, err = t.markFinal(messages); err != nil {
-			return "", err
+		if final, err = src.markFinal(messages); err != nil {
+			return dst, err
 		}
 	}
-	vars = append(vars, jinja.Var{Name: "messages", Value: messages})
-	text, err := t.tmpl.Render(now, vars, len(r.Messages)+len(r.Tools)+1024)
+	s.vars = append(s.vars, jinja.Var{Name: "messages", Value: messages})
+	out, err := src.tmpl.AppendRender(dst, now, s.vars)
 	if err != nil {
-		return "", fmt.Errorf("render chat template: %w", err)
+		return dst, fmt.Errorf("render chat template: %w", err)
 	}
 	if r.ContinueFinalMessage {
-		return cutFinal(text, final)
+		return cutFinal(out, len(dst), final)
 	}
-	return text, nil
+	return out, nil
 }
 
-// vars are the template's variables but for messages. What the request says of
-// its own wins over its chat_template_kwargs.
-func (t *Template) vars(r Request) ([]jinja.Var, error) {
-	tools, err := toolList(r.Tools)
-	if err != nil {
-		return nil, err
+// setVars sets the template's variables but for messages and tells whether
+// there are tools. Later ones win over earlier ones of the same name: special
+// tokens, the server's defaults, chat_template_kwargs, the request's own
+// fields (build_chat_params and merge_kwargs of vLLM).
+func (t *Template) setVars(s *scratch, r Request) (tools bool, err error) {
+	set := func(name string, v any) {
+		for i := range s.vars {
+			if s.vars[i].Name == name {
+				s.vars[i].Value = v
+				return
+			}
+		}
+		s.vars = append(s.vars, jinja.Var{Name: name, Value: v})
 	}
-	vars := append(make([]jinja.Var, 0, len(t.special)+8), t.special...)
-	vars = append(vars, jinja.Var{Name: "tools", Value: tools}, jinja.Var{Name: "documents", Value: nil})
-	effort := r.ReasoningEffort
-	thinking := effort != ""
+	s.vars = append(s.vars, t.special...)
+	set("tools", nil)
+	set("documents", nil)
+	for _, v := range t.defaults {
+		set(v.Name, v.Value)
+	}
+	if r.Tools != nil && !(t.opts.DropToolsOnNone && string(r.ToolChoice) == `"none"`) {
+		list, err := toolList(s.json.Decode(r.Tools))
+		if err != nil {
+			return false, err
+		}
+		set("tools", list)
+	}
+	thinking := r.ReasoningEffort != ""
 	if r.Kwargs != nil {
-		kwargs, ok := jinja.Decode(r.Kwargs).(*jinja.Dict)
+		kwargs, ok := s.json.Decode(r.Kwargs).(*jinja.Dict)
 		if !ok {
-			return nil, errors.New("chat_template_kwargs is no object")
+			return false, errors.New("chat_template_kwargs is no object")
 		}
 		for name, v := range kwargs.All() {
-			switch name {
-			case "messages", "conversation", "tools", "chat_template", "tokenize", "return_dict", "padding", "truncation",
-				"max_length", "return_tensors", "tokenizer_kwargs", "return_assistant_tokens_mask", "continue_final_message":
-				return nil, fmt.Errorf("chat_template_kwargs sets %s", name)
-			case "enable_thinking":
-				thinking = false
+			thinking = thinking && name != "enable_thinking"
+			if v == nil || v == "auto" {
+				continue // as good as absent
 			}
-			vars = append(vars, jinja.Var{Name: name, Value: v})
+			use, err := kwarg(name)
+			if err != nil {
+				return false, err
+			}
+			if use {
+				set(name, v)
+			}
 		}
 	}
 	if r.Documents != nil {
-		vars = append(vars, jinja.Var{Name: "documents", Value: jinja.Decode(r.Documents)})
+		set("documents", s.json.Decode(r.Documents))
 	}
-	if effort != "" {
-		vars = append(vars, jinja.Var{Name: "reasoning_effort", Value: effort})
+	if r.ReasoningEffort != "" {
+		set("reasoning_effort", r.ReasoningEffort)
 	}
 	if thinking {
-		vars = append(vars, jinja.Var{Name: "enable_thinking", Value: effort != "none"})
+		set("enable_thinking", r.ReasoningEffort != "none")
 	}
-	return append(vars, jinja.Var{Name: "add_generation_prompt", Value: r.AddGenerationPrompt}), nil
-}
-
-// markFinal puts continueTag behind the last message and returns its text.
-func (t *Template) markFinal(messages *jinja.List) (string, error) {
-	none := errors.New("continue_final_message: the final message has no text to continue")
-	if len(messages.Items) == 0 || !t.content {
-		return "", none
-	}
-	last, ok := messages.Items[len(messages.Items)-1].(*jinja.Dict)
-	if !ok {
-		return "", none
-	}
-	content, _ := last.Get("content")
-	switch content := content.(type) {
-	case string:
-		last.Set("content", content+continueTag)
-		return content, nil
-	case *jinja.List:
-		for i := len(content.Items) - 1; i >= 0; i-- {
-			part, ok := content.Items[i].(*jinja.Dict)
-			if !ok {
-				continue
+	set("add_generation_prompt", r.AddGenerationPrompt)
+	for _, v := range s.vars {
+		if v.Name == "tools" || v.Name == "documents" {
+			if err := listOfDicts(v); err != nil {
+				return false, err
 			}
-			if v, ok := part.Get("text"); ok {
-				text, _ := v.(string)
-				part.Set("text", text+continueTag)
-				return text, nil
-			}
+			tools = tools || v.Name == "tools" && v.Value != nil
 		}
 	}
-	return "", none
+	return tools, nil
 }
 
-// cutFinal cuts the rendered text where the final message ends.
-func cutFinal(text, final string) (string, error) {
-	tag := strings.TrimSpace(continueTag)
-	at := strings.LastIndex(text, tag)
-	if at < 0 || !strings.Contains(text, jinja.TrimSpace(final)) {
-		return "", errors.New("continue_final_message: the template does not show the final message")
+// kwarg tells whether a template sees a member of chat_template_kwargs. The
+// error is for those that change how transformers is called.
+func kwarg(name string) (bool, error) {
+	switch name {
+	case "add_generation_prompt", "continue_final_message", // the request's own win
+		"range", "dict", "lipsum", "cycler", "joiner", "namespace": // Jinja's own win
+		return false, nil
+	case "self", "messages", "conversation", "conversations", "chat_template", "tokenize", "return_dict", "padding", "truncation",
+		"max_length", "return_tensors", "tokenizer_kwargs", "return_assistant_tokens_mask":
+		return false, fmt.Errorf("chat_template_kwargs sets %s", name)
 	}
-	if strings.HasPrefix(text[at:], continueTag) {
-		return text[:at], nil
+	return true, nil
+}
+
+func listOfDicts(v jinja.Var) error {
+	if v.Value == nil {
+		return nil
 	}
-	return jinja.TrimRightSpace(text[:at]), nil
+	list, ok := v.Value.(*jinja.List)
+	if !ok {
+		return fmt.Errorf("%s are no list", v.Name)
+	}
+	for _, x := range list.Items {
+		if _, ok := x.(*jinja.Dict); !ok {
+			return fmt.Errorf("%s hold something else than objects", v.Name)
+		}
+	}
+	return nil
 }

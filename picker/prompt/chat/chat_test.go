@@ -138,11 +138,11 @@ func TestFamilies(t *testing.T) {
 // renderRaw gives a conversation to the template as it is, without what vLLM
 // does to requests.
 func renderRaw(tmpl *Template, conversation []byte) (string, error) {
-	vars := append([]jinja.Var{{Name: "tools", Value: nil}}, tmpl.special...)
+	vars := append([]jinja.Var(nil), tmpl.special...)
 	for name, v := range jinja.Decode(conversation).(*jinja.Dict).All() {
 		vars = append(vars, jinja.Var{Name: name, Value: v})
 	}
-	return tmpl.tmpl.Render(day, vars, 0)
+	return tmpl.plain.tmpl.Render(day, append(vars, jinja.Var{Name: "tools"}))
 }
 
 const partsTemplate = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}[{{ p.text }}{{ p.cache_control or '' }}]{% endfor %}{% endfor %}"
@@ -176,11 +176,11 @@ func TestRenderErrors(t *testing.T) {
 		want string
 	}{
 		{"image", Request{Messages: json.RawMessage(`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]`)}, ErrMultimodal.Error()},
-		{"embedded text with an identifier", Request{Messages: json.RawMessage(`[{"role":"user","content":[{"type":"text","text":"x","uuid":"1"}]}]`)}, ErrMultimodal.Error()},
+		{"embedded text with an identifier", Request{Messages: json.RawMessage(`[{"role":"user","content":[{"type":"text","text":"x","uuid":"1"}]}]`)}, "content part"},
 		{"no role", Request{Messages: json.RawMessage(`[{"content":"x"}]`)}, "role is missing"},
 		{"no object", Request{Messages: json.RawMessage(`["x"]`)}, "no object"},
 		{"content", Request{Messages: json.RawMessage(`[{"role":"user","content":5}]`)}, "neither text"},
-		{"no messages", Request{Messages: json.RawMessage(`[]`)}, "undefined"},
+		{"no messages", Request{Messages: json.RawMessage(`[]`)}, "no messages"},
 		{"tool", Request{Messages: json.RawMessage(`[{"role":"user","content":"x"}]`), Tools: json.RawMessage(`[{"type":"web"}]`)}, "no function"},
 		{"kwargs", Request{Messages: json.RawMessage(`[{"role":"user","content":"x"}]`), Kwargs: json.RawMessage(`{"messages":[]}`)}, "sets messages"},
 		{"both ends", Request{Messages: json.RawMessage(`[{"role":"user","content":"x"}]`), AddGenerationPrompt: true, ContinueFinalMessage: true}, "exclude"},
@@ -204,8 +204,8 @@ func TestLoad(t *testing.T) {
 	}{
 		{"in the configuration", fstest.MapFS{"tokenizer_config.json": file(`{"bos_token":"<s>","eos_token":{"content":"</s>"},"pad_token":null,"chat_template":"{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}"}`)}, "<s></s>False"},
 		{"its own file wins", fstest.MapFS{"tokenizer_config.json": file(`{"bos_token":"<s>","chat_template":"x"}`), "chat_template.jinja": file("{{ bos_token }}!")}, "<s>!"},
-		{"none", fstest.MapFS{"tokenizer_config.json": file(`{}`)}, "!no single chat_template"},
-		{"several", fstest.MapFS{"tokenizer_config.json": file(`{"chat_template":[{"name":"a"}]}`)}, "!no single chat_template"},
+		{"none", fstest.MapFS{"tokenizer_config.json": file(`{}`)}, "!has none that is the default"},
+		{"several", fstest.MapFS{"tokenizer_config.json": file(`{"chat_template":[{"name":"a"}]}`)}, "!has none that is the default"},
 		{"empty folder", fstest.MapFS{}, "!read chat template"},
 		{"unsupported", fstest.MapFS{"tokenizer_config.json": file(`{"chat_template":"{% include 'x' %}"}`)}, "!tag include is not supported"},
 	}
@@ -221,7 +221,7 @@ func TestLoad(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := tmpl.Render(day, Request{Messages: json.RawMessage("[]")})
+			got, err := tmpl.Render(day, Request{Messages: json.RawMessage(`[{"role":"user"}]`)})
 			if err != nil || got != tt.want {
 				t.Errorf("Render = %q, %v, want %q", got, err, tt.want)
 			}

@@ -1,9 +1,11 @@
 package chat
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/grapevine-llm/grapevine/picker/prompt/chat/jinja"
@@ -13,20 +15,31 @@ import (
 // embeddings: their tokens are known to the engine only.
 var ErrMultimodal = errors.New("messages hold more than text")
 
-// conversation is the list that templates see as messages.
-func (t *Template) conversation(raw json.RawMessage) (*jinja.List, error) {
-	list, ok := jinja.Decode(raw).(*jinja.List)
+// media stands for what is no text while AppendPrefix renders: two variants
+// differ from the first such thing on.
+type media struct {
+	variant int
+	seen    bool
+}
+
+// text is what stands in place of the first thing that is no text.
+func (m *media) text() string { return [...]string{"\x01image", "\x02video"}[m.variant] }
+
+// conversation is the list that templates see as messages. m is nil unless
+// images and the like are allowed.
+func (t *source) conversation(d *jinja.Decoder, raw json.RawMessage, m *media) (*jinja.List, error) {
+	list, ok := d.Decode(raw).(*jinja.List)
 	if !ok {
 		return nil, errors.New("messages are no list")
 	}
 	out := &jinja.List{Items: make([]any, 0, len(list.Items))}
 	developer := false
-	for i, m := range list.Items {
-		in, ok := m.(*jinja.Dict)
+	for i, v := range list.Items {
+		in, ok := v.(*jinja.Dict)
 		if !ok {
 			return nil, fmt.Errorf("message %d is no object", i)
 		}
-		msg, err := t.message(in)
+		msg, err := t.message(d, in, m)
 		if err != nil {
 			return nil, fmt.Errorf("message %d: %w", i, err)
 		}
@@ -41,12 +54,12 @@ func (t *Template) conversation(raw json.RawMessage) (*jinja.List, error) {
 }
 
 // message brings one message into the form that templates see.
-func (t *Template) message(in *jinja.Dict) (*jinja.Dict, error) {
+func (t *source) message(d *jinja.Decoder, in *jinja.Dict, m *media) (*jinja.Dict, error) {
 	role, ok := textOf(in, "role")
 	if !ok {
 		return nil, errors.New("role is missing")
 	}
-	content, err := t.contentOf(in, role)
+	content, err := t.contentOf(in, role, m)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +69,7 @@ func (t *Template) message(in *jinja.Dict) (*jinja.Dict, error) {
 	switch role {
 	case "assistant":
 		if calls, _ := in.Get("tool_calls"); calls != nil {
-			list, err := toolCalls(calls)
+			list, err := toolCalls(d, calls)
 			if err != nil {
 				return nil, err
 			}
@@ -76,11 +89,14 @@ func (t *Template) message(in *jinja.Dict) (*jinja.Dict, error) {
 		if id, ok := in.Get("tool_call_id"); ok {
 			out.Set("tool_call_id", id)
 		}
-		if parts, ok := content.(*jinja.List); ok {
+		if parts, ok := content.(*jinja.List); ok && onlyText(parts) {
 			out.Set("content", joinParts(parts))
 		}
 	case "developer":
 		tools, _ := in.Get("tools")
+		if tools, err = developerTools(tools); err != nil {
+			return nil, err
+		}
 		out.Set("tools", tools)
 	}
 	for _, name := range [...]string{"name", "task"} {
@@ -99,12 +115,19 @@ func textOf(d *jinja.Dict, key string) (string, bool) {
 
 // contentOf returns a message's content: text, its parts joined by line breaks,
 // or the list of parts if the template wants that.
-func (t *Template) contentOf(in *jinja.Dict, role string) (any, error) {
+func (t *source) contentOf(in *jinja.Dict, role string, m *media) (any, error) {
 	var parts []any
 	switch c, _ := in.Get("content"); c := c.(type) {
 	case nil:
 	case string:
-		parts = []any{c}
+		if role == "system" {
+			parts = []any{c}
+			break
+		}
+		if !t.parts {
+			return c, nil
+		}
+		return &jinja.List{Items: []any{textPart(c)}}, nil
 	case *jinja.List:
 		parts = c.Items
 	default:
@@ -113,73 +136,177 @@ func (t *Template) contentOf(in *jinja.Dict, role string) (any, error) {
 	list := &jinja.List{}
 	var texts []string
 	for _, p := range parts {
-		text, keep, extra, err := partText(p)
-		if err != nil {
-			return nil, err
-		}
-		if keep && role == "system" {
-			text, keep = withoutBillingHeader(text)
-		}
+		c, err := readPart(p, role, m)
 		switch {
-		case !keep:
+		case err != nil:
+			return nil, err
+		case c.skip:
 		case t.parts:
-			part := &jinja.Dict{}
-			part.Set("type", "text")
-			part.Set("text", text)
-			for k, v := range extra.All() {
-				part.Set(k, v)
+			list.Items = append(list.Items, c.dict())
+		case c.media != "":
+			if !m.seen {
+				m.seen = true
+				texts = append([]string{m.text()}, texts...) // the engine puts it in front
 			}
-			list.Items = append(list.Items, part)
-		case text != "":
-			texts = append(texts, text)
+		case c.text != "":
+			texts = append(texts, c.text)
+		}
+		if c.media != "" && t.parts && !m.seen {
+			m.seen = true
+			if m.variant > 0 {
+				list.Items[len(list.Items)-1] = textPart(m.text())
+			}
 		}
 	}
 	if t.parts {
 		return list, nil
 	}
+	if len(texts) == 1 {
+		return texts[0], nil
+	}
 	return strings.Join(texts, "\n"), nil
 }
 
-// partText reads a part of a message. extra holds the members that vLLM passes
-// on; keep is false for a part without content.
-func partText(p any) (text string, keep bool, extra *jinja.Dict, err error) {
-	extra = &jinja.Dict{}
+func textPart(text string) *jinja.Dict {
+	d := &jinja.Dict{}
+	d.Set("type", "text")
+	d.Set("text", text)
+	return d
+}
+
+// part is one part of a message's content.
+type part struct {
+	text  string
+	media string      // "image", "audio" or "video"
+	tool  bool        // text is the name of a tool that is referred to
+	extra *jinja.Dict // members that vLLM passes on, nil if there are none
+	skip  bool        // a part without content
+}
+
+// dict is the form in which templates that take parts see one.
+func (p part) dict() *jinja.Dict {
+	d := &jinja.Dict{}
+	switch {
+	case p.tool:
+		d.Set("type", "tool_reference")
+		d.Set("name", p.text)
+		return d
+	case p.media != "":
+		d.Set("type", p.media)
+	default:
+		d = textPart(p.text)
+	}
+	if p.extra != nil {
+		for k, v := range p.extra.All() {
+			d.Set(k, v)
+		}
+	}
+	return d
+}
+
+// readPart reads a part. Those that are no text are an error if m is nil.
+func readPart(p any, role string, m *media) (part, error) {
 	if s, ok := p.(string); ok {
-		return s, true, extra, nil
+		return headerless(part{text: s}, role), nil
 	}
-	part, ok := p.(*jinja.Dict)
+	in, ok := p.(*jinja.Dict)
 	if !ok {
-		return "", false, nil, errors.New("content part is neither text nor an object")
+		return part{}, errors.New("content part is neither text nor an object")
 	}
-	kind, _ := textOf(part, "type")
+	kind, _ := textOf(in, "type")
+	if uuid, _ := in.Get("uuid"); uuid != nil {
+		kind = mediaKey(in)
+	}
+	out := part{}
+	for k, v := range in.All() {
+		if !knownField(k) {
+			if out.extra == nil {
+				out.extra = &jinja.Dict{}
+			}
+			out.extra.Set(k, v)
+		}
+	}
 	field := "text"
 	switch kind {
 	case "text", "input_text", "output_text":
 	case "refusal", "thinking":
 		field = kind
+	case "tool_reference":
+		field, out.tool = "name", true
 	default:
-		return "", false, nil, ErrMultimodal
+		if out.media = mediaOf(kind); out.media == "" {
+			return part{}, fmt.Errorf("content part of type %q", kind)
+		}
+		if m == nil {
+			return part{}, ErrMultimodal
+		}
+		return out, nil
 	}
-	if uuid, _ := part.Get("uuid"); uuid != nil {
-		return "", false, nil, ErrMultimodal
+	v, _ := in.Get(field)
+	if v == nil && (kind == "text" || kind == "refusal") {
+		return part{skip: true}, nil
 	}
-	for k, v := range part.All() {
-		switch k {
-		case "type", "uuid", "text", "refusal", "thinking", "closed", "data", "file", "name", "prompt_cache_breakpoint",
-			"audio_embeds", "audio_url", "image_embeds", "image_pil", "image_url", "input_audio", "video_embeds", "video_url":
-		default:
-			extra.Set(k, v)
+	if out.text, ok = v.(string); !ok {
+		return part{}, fmt.Errorf("content part of type %s has no text", kind)
+	}
+	if kind == "text" {
+		out = headerless(out, role)
+	}
+	return out, nil
+}
+
+// knownField tells of members of content parts that vLLM does not pass on.
+func knownField(name string) bool {
+	switch name {
+	case "type", "uuid", "text", "refusal", "thinking", "closed", "data", "file", "name", "prompt_cache_breakpoint",
+		"audio_embeds", "audio_url", "image_embeds", "image_pil", "image_url", "input_audio", "video_embeds", "video_url":
+		return true
+	}
+	return false
+}
+
+// mediaKey is the type of a part with a uuid.
+func mediaKey(in *jinja.Dict) string {
+	for _, k := range [...]string{"image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds",
+		"audio_url", "input_audio", "video_url", "tool_reference"} {
+		if _, ok := in.Get(k); ok {
+			return k
 		}
 	}
-	v, _ := part.Get(field)
-	if v == nil && (kind == "text" || kind == "refusal") {
-		return "", false, extra, nil
+	return ""
+}
+
+func mediaOf(kind string) string {
+	switch kind {
+	case "image_url", "input_image", "image_pil", "image_embeds":
+		return "image"
+	case "audio_url", "input_audio", "audio_embeds", "prompt_embeds":
+		return "audio"
+	case "video_url", "video_embeds":
+		return "video"
 	}
-	text, ok = v.(string)
-	if !ok {
-		return "", false, nil, fmt.Errorf("content part of type %s has no text", kind)
+	return ""
+}
+
+// headerless applies withoutBillingHeader to a system message's text.
+func headerless(p part, role string) part {
+	if role == "system" {
+		var keep bool
+		p.text, keep = withoutBillingHeader(p.text)
+		p.skip = !keep
 	}
-	return text, true, extra, nil
+	return p
+}
+
+func onlyText(parts *jinja.List) bool {
+	for _, p := range parts.Items {
+		if d, ok := p.(*jinja.Dict); ok {
+			if kind, _ := textOf(d, "type"); kind != "text" {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // withoutBillingHeader drops a line that changes with every request of one
@@ -205,13 +332,15 @@ func joinParts(parts *jinja.List) string {
 }
 
 // toolCalls copies an assistant's calls with their arguments as objects, which
-// is what templates expect; what is no object becomes an empty one.
-func toolCalls(v any) (*jinja.List, error) {
+// is what templates expect; what is no object becomes an empty one. The
+// members are in the order of vLLM's request class.
+func toolCalls(d *jinja.Decoder, v any) (*jinja.List, error) {
 	calls, ok := v.(*jinja.List)
 	if !ok {
 		return nil, errors.New("tool_calls are no list")
 	}
-	for _, c := range calls.Items {
+	out := &jinja.List{Items: make([]any, len(calls.Items))}
+	for i, c := range calls.Items {
 		call, ok := c.(*jinja.Dict)
 		if !ok {
 			return nil, errors.New("tool call is no object")
@@ -225,17 +354,79 @@ func toolCalls(v any) (*jinja.List, error) {
 		args, _ := function.Get("arguments")
 		if s, ok := args.(string); ok {
 			args = nil
-			if json.Valid([]byte(s)) {
-				args = jinja.Decode([]byte(s))
+			if raw := []byte(s); pythonJSON(raw) {
+				args = d.Decode(raw)
 			}
 		}
 		if _, ok := args.(*jinja.Dict); !ok {
 			args = &jinja.Dict{}
 		}
+		function = ordered(function, "arguments", "name")
 		function.Set("arguments", args)
+		call = ordered(call, "id", "function", "type")
+		call.Set("function", function)
+		out.Items[i] = call
 	}
-	return calls, nil
+	return out, nil
 }
+
+// ordered copies d with the members of that names first, as far as it has them.
+func ordered(d *jinja.Dict, names ...string) *jinja.Dict {
+	out := &jinja.Dict{}
+	for _, name := range names {
+		if v, ok := d.Get(name); ok {
+			out.Set(name, v)
+		}
+	}
+	for name, v := range d.All() {
+		out.Set(name, v)
+	}
+	return out
+}
+
+// developerTools are the tools of a developer message, in the order of vLLM's
+// request class.
+func developerTools(v any) (any, error) {
+	if v == nil {
+		return nil, nil
+	}
+	list, ok := v.(*jinja.List)
+	if !ok {
+		return nil, errors.New("tools are no list")
+	}
+	out := &jinja.List{}
+	for _, x := range list.Items {
+		tool, ok := x.(*jinja.Dict)
+		if !ok {
+			return nil, errors.New("tool is no object")
+		}
+		f, _ := tool.Get("function")
+		function, ok := f.(*jinja.Dict)
+		if !ok {
+			return nil, errors.New("tool is no function")
+		}
+		tool = ordered(tool, "function", "type")
+		tool.Set("function", ordered(function, "name", "description", "parameters", "strict"))
+		out.Items = append(out.Items, tool)
+	}
+	return out, nil
+}
+
+// pythonJSON tells whether Python's json module reads raw. It knows NaN and
+// Infinity besides.
+func pythonJSON(raw []byte) bool {
+	if json.Valid(raw) {
+		return true
+	}
+	if !bytes.Contains(raw, []byte("NaN")) && !bytes.Contains(raw, []byte("Infinity")) {
+		return false
+	}
+	return json.Valid(constants.ReplaceAll(raw, []byte("$1${2}0")))
+}
+
+// constants finds what Python's JSON has besides, outside of strings (or in
+// them, where it does no harm).
+var constants = regexp.MustCompile(`([\[,:\s]|^)(-?)(?:NaN|Infinity)`)
 
 // mergeSystem turns developer messages into system messages and moves all of
 // them to the front as one, for templates that do not know the developer role.
@@ -277,11 +468,8 @@ func mergeSystem(list *jinja.List) *jinja.List {
 
 // toolList brings tools into the form that vLLM's request class writes them
 // in: known members only, in its order, null where absent.
-func toolList(raw json.RawMessage) (any, error) {
-	if raw == nil {
-		return nil, nil
-	}
-	list, ok := jinja.Decode(raw).(*jinja.List)
+func toolList(v any) (*jinja.List, error) {
+	list, ok := v.(*jinja.List)
 	if !ok {
 		return nil, errors.New("tools are no list")
 	}

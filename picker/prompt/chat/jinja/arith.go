@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -13,8 +14,8 @@ func add(a, b any) any {
 			return a + s
 		}
 	case *List:
-		if l, ok := b.(*List); ok && a.tuple == l.tuple {
-			return &List{Items: append(a.Items[:len(a.Items):len(a.Items)], l.Items...), tuple: a.tuple}
+		if l, ok := b.(*List); ok && a.kind == l.kind && a.kind <= kindTuple {
+			return &List{Items: append(a.Items[:len(a.Items):len(a.Items)], l.Items...), kind: a.kind}
 		}
 	}
 	i, f, isInt, ok := number(a)
@@ -25,14 +26,19 @@ func add(a, b any) any {
 	return arithmetic("+", i, j, f, g, isInt && isInt2)
 }
 
-// repeat is text times number, either way round.
+// repeat is text or a list times number, either way round.
 func repeat(a, b any) any {
-	s, ok := a.(string)
-	if !ok {
-		s, ok = b.(string)
-		b = a
+	if _, _, _, ok := number(a); ok {
+		a, b = b, a
 	}
-	n, isInt := b.(int64)
+	n, _, isInt, _ := number(b)
+	s, ok := a.(string)
+	if l, isList := a.(*List); isList && isInt && l.kind <= kindTuple {
+		if n > maxSteps || int(n)*len(l.Items) > maxSteps {
+			fail("list is too long")
+		}
+		return &List{Items: slices.Repeat(l.Items, int(max(n, 0))), kind: l.kind}
+	}
 	if !ok || !isInt {
 		fail("cannot multiply %s and %s", typeName(a), typeName(b))
 	}
@@ -43,6 +49,14 @@ func repeat(a, b any) any {
 		fail("text is too long")
 	}
 	return strings.Repeat(s, int(n))
+}
+
+// exact refuses a result that did not fit; about is its size as a float.
+func exact(n int64, about float64) int64 {
+	if math.Abs(about) > 1<<62 {
+		fail("number is too large")
+	}
+	return n
 }
 
 func arithmetic(op string, i, j int64, f, g float64, ints bool) any {
@@ -64,11 +78,11 @@ func arithmetic(op string, i, j int64, f, g float64, ints bool) any {
 	case ints:
 		switch op {
 		case "+":
-			return i + j
+			return exact(i+j, f+g)
 		case "-":
-			return i - j
+			return exact(i-j, f-g)
 		case "*":
-			return i * j
+			return exact(i*j, f*g)
 		}
 		q, r := i/j, i%j // Python rounds down
 		if r != 0 && (r < 0) != (j < 0) {

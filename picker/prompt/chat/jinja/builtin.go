@@ -1,11 +1,6 @@
 package jinja
 
-import (
-	"math"
-	"slices"
-	"strconv"
-	"strings"
-)
+import "slices"
 
 // params are the arguments of a filter, test or function.
 type params struct {
@@ -60,291 +55,8 @@ type (
 	test   func(e *env, v any, p params) bool
 )
 
-func filterTable(name string) (filter, bool) {
-	var f filter
-	switch name {
-	case "tojson":
-		f = toJSON
-	case "trim":
-		f = func(_ *env, v any, p params) any {
-			p.known(1, "chars")
-			return strip(toStr(v), p.get(0, "chars", nil), true, true)
-		}
-	case "length", "count":
-		f = func(_ *env, v any, p params) any { p.known(0); return int64(length(v)) }
-	case "default", "d":
-		f = func(_ *env, v any, p params) any {
-			p.known(2, "default_value", "boolean")
-			_, undefined := v.(Undefined)
-			if undefined || truth(p.get(1, "boolean", false)) && !truth(v) {
-				return p.get(0, "default_value", "")
-			}
-			return v
-		}
-	case "upper", "lower", "capitalize":
-		f = func(_ *env, v any, p params) any { p.known(0); return callMethod(toStr(v), name, nil, nil) }
-	case "string", "safe":
-		f = func(_ *env, v any, p params) any { p.known(0); return toStr(v) }
-	case "replace":
-		f = func(_ *env, v any, p params) any {
-			p.known(2, "old", "new")
-			return strings.ReplaceAll(toStr(v), toStr(p.get(0, "old", nil)), toStr(p.get(1, "new", nil)))
-		}
-	case "join":
-		f = joinFilter
-	case "list":
-		f = func(_ *env, v any, p params) any { p.known(0); return &List{Items: slices.Clone(items(v))} }
-	case "first", "last":
-		f = func(_ *env, v any, p params) any {
-			p.known(0)
-			l := items(v)
-			switch {
-			case len(l) == 0:
-				return Undefined{name + " of nothing"}
-			case name == "first":
-				return l[0]
-			}
-			return l[len(l)-1]
-		}
-	case "reverse":
-		f = func(_ *env, v any, p params) any {
-			p.known(0)
-			l := slices.Clone(items(v))
-			slices.Reverse(l)
-			if _, ok := v.(string); ok {
-				return joinFilter(nil, &List{Items: l}, params{})
-			}
-			return &List{Items: l}
-		}
-	case "items":
-		f = func(_ *env, v any, p params) any {
-			p.known(0)
-			if _, ok := v.(Undefined); ok {
-				return &List{}
-			}
-			return callMethod(v, "items", nil, nil)
-		}
-	case "dictsort":
-		f = func(_ *env, v any, p params) any {
-			p.known(0)
-			l, ok := callMethod(v, "items", nil, nil).(*List)
-			if !ok {
-				fail("dictsort: want a dict")
-			}
-			key := func(x any) string { return strings.ToLower(toStr(items(x)[0])) }
-			slices.SortStableFunc(l.Items, func(a, b any) int { return strings.Compare(key(a), key(b)) })
-			return l
-		}
-	case "sort":
-		f = sortFilter
-	case "unique":
-		f = func(_ *env, v any, p params) any {
-			p.known(0)
-			out := &List{}
-			for _, x := range items(v) {
-				if !slices.ContainsFunc(out.Items, func(y any) bool { return equal(fold(x), fold(y)) }) {
-					out.Items = append(out.Items, x)
-				}
-			}
-			return out
-		}
-	case "map":
-		f = mapFilter
-	case "select", "reject":
-		f = func(e *env, v any, p params) any { return selectFilter(e, v, p, name == "select", false) }
-	case "selectattr", "rejectattr":
-		f = func(e *env, v any, p params) any { return selectFilter(e, v, p, name == "selectattr", true) }
-	case "int", "float":
-		f = numberFilter
-	case "abs":
-		f = func(_ *env, v any, p params) any {
-			p.known(0)
-			i, x, isInt, ok := number(v)
-			switch {
-			case !ok:
-				fail("abs: want a number")
-			case isInt:
-				return max(i, -i)
-			}
-			return math.Abs(x)
-		}
-	case "max", "min":
-		f = func(_ *env, v any, p params) any {
-			p.known(0)
-			var best any = Undefined{name + " of nothing"}
-			for i, x := range items(v) {
-				if i == 0 || (order(x, best) < 0) == (name == "min") && order(x, best) != 0 {
-					best = x
-				}
-			}
-			return best
-		}
-	case "indent":
-		f = indentFilter
-	}
-	return f, f != nil
-}
-
-func joinFilter(_ *env, v any, p params) any {
-	p.known(2, "d", "attribute")
-	sep := toStr(p.get(0, "d", ""))
-	attribute := p.get(1, "attribute", nil)
-	var b []byte
-	for i, x := range items(v) {
-		if i > 0 {
-			b = append(b, sep...)
-		}
-		if attribute != nil {
-			x = path(x, attribute)
-		}
-		b = appendStr(b, x)
-	}
-	return string(b)
-}
-
-// path follows an attribute filter's "a.b".
-func path(v any, attribute any) any {
-	for _, part := range strings.Split(toStr(attribute), ".") {
-		if n, err := strconv.ParseInt(part, 10, 64); err == nil {
-			v = (&itemExpr{x: constExpr{v}, key: constExpr{n}}).eval(nil)
-			continue
-		}
-		v = (&itemExpr{x: constExpr{v}, key: constExpr{part}}).eval(nil)
-	}
-	return v
-}
-
-// fold is what sort and unique compare: text without case.
-func fold(v any) any {
-	if s, ok := v.(string); ok {
-		return strings.ToLower(s)
-	}
-	return v
-}
-
-func sortFilter(_ *env, v any, p params) any {
-	p.known(3, "reverse", "case_sensitive", "attribute")
-	reverse, sensitive := truth(p.get(0, "reverse", false)), truth(p.get(1, "case_sensitive", false))
-	attribute := p.get(2, "attribute", nil)
-	key := func(x any) any {
-		if attribute != nil {
-			x = path(x, attribute)
-		}
-		if !sensitive {
-			x = fold(x)
-		}
-		return x
-	}
-	l := slices.Clone(items(v))
-	slices.SortStableFunc(l, func(a, b any) int {
-		if reverse {
-			return order(key(b), key(a))
-		}
-		return order(key(a), key(b))
-	})
-	return &List{Items: l}
-}
-
-func mapFilter(e *env, v any, p params) any {
-	out := &List{}
-	if attribute, ok := named(p.kw, "attribute"); ok {
-		p.known(0, "attribute", "default")
-		absent, hasDefault := named(p.kw, "default")
-		for _, x := range items(v) {
-			got := path(x, attribute)
-			if _, undefined := got.(Undefined); undefined && hasDefault {
-				got = absent
-			}
-			out.Items = append(out.Items, got)
-		}
-		return out
-	}
-	name := p.text(0, "filter", "")
-	f, ok := filterTable(name)
-	if !ok {
-		fail("map: filter %s is not supported", name)
-	}
-	for _, x := range items(v) {
-		out.Items = append(out.Items, f(e, x, params{name, p.args[1:], p.kw}))
-	}
-	return out
-}
-
-func selectFilter(e *env, v any, p params, want, byAttr bool) any {
-	p.known(len(p.args))
-	args := p.args
-	var attribute any
-	if byAttr {
-		if len(args) == 0 {
-			fail("%s: want an attribute", p.name)
-		}
-		attribute, args = args[0], args[1:]
-	}
-	t := func(_ *env, v any, _ params) bool { return truth(v) }
-	name := ""
-	if len(args) > 0 {
-		name = toStr(args[0])
-		named, ok := testTable(name)
-		if !ok {
-			fail("%s: test %s is not supported", p.name, name)
-		}
-		t, args = named, args[1:]
-	}
-	out := &List{}
-	for _, x := range items(v) {
-		got := x
-		if byAttr {
-			got = path(x, attribute)
-		}
-		if t(e, got, params{name: name, args: args}) == want {
-			out.Items = append(out.Items, x)
-		}
-	}
-	return out
-}
-
-func numberFilter(_ *env, v any, p params) any {
-	p.known(1, "default")
-	i, f, isInt, ok := number(v)
-	if s, isText := v.(string); isText {
-		s = strings.TrimFunc(s, isSpace)
-		n, err := strconv.ParseInt(s, 10, 64)
-		x, err2 := strconv.ParseFloat(s, 64)
-		i, f, isInt, ok = n, x, err == nil, err == nil || err2 == nil
-	}
-	if p.name == "int" {
-		switch {
-		case !ok || !isInt && (math.IsNaN(f) || math.Abs(f) > 1<<62):
-			return p.get(0, "default", int64(0))
-		case isInt:
-			return i
-		}
-		return int64(f)
-	}
-	if !ok {
-		return p.get(0, "default", 0.0)
-	}
-	return f
-}
-
-func indentFilter(_ *env, v any, p params) any {
-	p.known(3, "width", "first", "blank")
-	pad, ok := p.get(0, "width", int64(4)).(string)
-	if !ok {
-		pad = strings.Repeat(" ", int(min(max(p.int(0, "width", 4), 0), 1000)))
-	}
-	blank := truth(p.get(2, "blank", false))
-	lines := strings.Split(toStr(v), "\n")
-	for i, l := range lines {
-		if i == 0 && !truth(p.get(1, "first", false)) || i > 0 && l == "" && !blank {
-			continue
-		}
-		lines[i] = pad + l
-	}
-	return strings.Join(lines, "\n")
-}
-
-func testTable(name string) (test, bool) {
+// testTable returns a test, nil if it is not known.
+func testTable(name string) test {
 	kindOf := func(ok func(v any) bool) test {
 		return func(_ *env, v any, p params) bool { p.known(0); return ok(v) }
 	}
@@ -369,25 +81,27 @@ func testTable(name string) (test, bool) {
 	case "true", "false":
 		t = kindOf(func(v any) bool { b, ok := v.(bool); return ok && b == (name == "true") })
 	case "integer":
-		t = kindOf(func(v any) bool { _, ok := v.(int64); return ok })
+		t = kindOf(func(v any) bool { return typeName(v) == "int" })
 	case "float":
 		t = kindOf(func(v any) bool { _, ok := v.(float64); return ok })
 	case "number":
-		t = kindOf(func(v any) bool { _, _, _, ok := number(v); return ok })
+		t = kindOf(func(v any) bool { _, _, _, ok := number(v); return ok || typeName(v) == "int" })
 	case "mapping":
 		t = kindOf(func(v any) bool { _, ok := v.(*Dict); return ok })
 	case "sequence", "iterable":
 		t = kindOf(func(v any) bool {
-			switch v.(type) {
-			case string, *List, *Dict, Undefined:
+			switch v := v.(type) {
+			case string, *Dict, Undefined:
 				return true
+			case *List:
+				return v.indexed() || name == "iterable"
 			}
 			return false
 		})
 	case "callable":
 		t = kindOf(func(v any) bool {
 			switch v.(type) {
-			case function, *macro, bound:
+			case function, *macro, bound, *loop, Undefined:
 				return true
 			}
 			return false
@@ -432,8 +146,17 @@ func testTable(name string) (test, bool) {
 		t = with(">=")
 	case "in":
 		t = with("in")
+	case "lower", "upper":
+		t = kindOf(func(v any) bool {
+			s := toStr(v)
+			return cased(s) && s == callMethod(s, name, nil, nil)
+		})
+	case "filter":
+		t = kindOf(func(v any) bool { f, _ := filterTable(toStr(v)); return f != nil })
+	case "test":
+		t = kindOf(func(v any) bool { return testTable(toStr(v)) != nil })
 	}
-	return t, t != nil
+	return t
 }
 
 // maxRange is the sandbox's own limit.
@@ -445,26 +168,26 @@ func globalTable(name string) (function, bool) {
 	case "range":
 		f = rangeFunc
 	case "namespace":
-		f = func(_ *env, args []any, kw []kwarg) any {
-			if len(args) > 0 {
-				fail("namespace with a dict is not supported")
-			}
-			ns := &namespace{}
-			for _, k := range kw {
-				ns.Set(k.name, k.val)
-			}
-			return ns
-		}
+		f = func(_ *env, args []any, kw []kwarg) any { return &namespace{*newDict(args, kw)} }
 	case "dict":
+		f = func(_ *env, args []any, kw []kwarg) any { return newDict(args, kw) }
+	case "cycler":
 		f = func(_ *env, args []any, kw []kwarg) any {
-			if len(args) > 0 {
-				fail("dict with arguments is not supported")
+			if len(args) == 0 || len(kw) > 0 {
+				fail("cycler wants values")
 			}
-			d := &Dict{}
-			for _, k := range kw {
-				d.Set(k.name, k.val)
-			}
-			return d
+			return &cycler{items: args}
+		}
+	case "joiner":
+		f = func(_ *env, args []any, kw []kwarg) any {
+			sep, used := params{name, args, kw}.text(0, "sep", ", "), false
+			return function(func(*env, []any, []kwarg) any {
+				if !used {
+					used = true
+					return ""
+				}
+				return sep
+			})
 		}
 	case "raise_exception":
 		f = func(_ *env, args []any, kw []kwarg) any {
@@ -478,9 +201,75 @@ func globalTable(name string) (function, bool) {
 	return f, f != nil
 }
 
-func rangeFunc(_ *env, args []any, kw []kwarg) any {
+// newDict is Python's dict(args, **kw).
+func newDict(args []any, kw []kwarg) *Dict {
+	d := &Dict{}
+	if len(args) > 1 {
+		fail("a dict takes one argument")
+	}
+	for _, a := range args {
+		list, ok := a.(*Dict)
+		entries := []any(nil)
+		if ok {
+			entries = pairs(list)
+		} else {
+			entries = items(a)
+		}
+		for _, e := range entries {
+			pair := items(e)
+			if len(pair) != 2 {
+				fail("a dict wants pairs")
+			}
+			d.Set(dictKey(pair[0]), pair[1])
+		}
+	}
+	for _, k := range kw {
+		d.Set(k.name, k.val)
+	}
+	return d
+}
+
+// dictKey is the key of a dict.
+func dictKey(v any) string {
+	s, ok := v.(string)
+	if !ok {
+		fail("only text keys are supported in a dict")
+	}
+	return s
+}
+
+// cycler is Jinja's cycler object.
+type cycler struct {
+	items []any
+	i     int
+}
+
+func (c *cycler) attr(name string) any {
+	switch name {
+	case "current":
+		return c.items[c.i]
+	case "next", "reset":
+		return bound{c, name}
+	}
+	return Undefined{name}
+}
+
+func (c *cycler) method(name string) any {
+	if name == "reset" {
+		c.i = 0
+		return nil
+	}
+	v := c.items[c.i]
+	c.i = (c.i + 1) % len(c.items)
+	return v
+}
+
+func rangeFunc(e *env, args []any, kw []kwarg) any {
 	p := params{"range", args, kw}
 	p.known(3)
+	if len(args) == 0 {
+		fail("range wants a number")
+	}
 	from, to, step := int64(0), p.int(0, "stop", 0), p.int(2, "step", 1)
 	if len(args) > 1 {
 		from, to = to, p.int(1, "stop", 0)
@@ -488,11 +277,12 @@ func rangeFunc(_ *env, args []any, kw []kwarg) any {
 	if step == 0 {
 		fail("range: step is zero")
 	}
-	l := &List{}
+	l := &List{kind: kindRange}
 	for i := from; step > 0 && i < to || step < 0 && i > to; i += step {
 		if len(l.Items) >= maxRange {
 			fail("range: more than %d numbers", maxRange)
 		}
+		e.step()
 		l.Items = append(l.Items, i)
 	}
 	return l

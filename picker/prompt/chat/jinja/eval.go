@@ -1,12 +1,16 @@
 package jinja
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // env is the state of one rendering.
 type env struct {
 	out   []byte
 	frame *frame
 	now   time.Time
+	limit int // of len(out)
 	steps int
 	nest  int
 }
@@ -74,7 +78,7 @@ func at(line int) {
 func (e *env) run(body []stmt) control {
 	for _, s := range body {
 		e.step()
-		if len(e.out) > maxOutput {
+		if len(e.out) > e.limit {
 			fail("rendered text is too long")
 		}
 		if c := s.exec(e); c != ctlNext {
@@ -84,10 +88,19 @@ func (e *env) run(body []stmt) control {
 	return ctlNext
 }
 
-func (e *env) step() {
-	if e.steps++; e.steps > maxSteps {
+func (e *env) step() { e.charge(1) }
+
+// charge counts work against the limit.
+func (e *env) charge(n int) {
+	if e.steps += n; e.steps > maxSteps {
 		fail("template runs too long")
 	}
+}
+
+// made charges for a new text.
+func (e *env) made(s string) string {
+	e.charge(len(s) >> 8)
+	return s
 }
 
 // capture runs body and returns what it printed.
@@ -96,7 +109,7 @@ func (e *env) capture(body []stmt) string {
 	e.run(body)
 	s := string(e.out[start:])
 	e.out = e.out[:start]
-	return s
+	return e.made(s)
 }
 
 // Statements.
@@ -106,7 +119,6 @@ type (
 		x    expr
 		line int
 	}
-	block  []stmt
 	jump   control
 	ifStmt struct {
 		cond            expr
@@ -114,22 +126,36 @@ type (
 		line            int
 	}
 	forStmt struct {
-		targets         []string
+		target          target
 		iter, cond      expr
 		body, otherwise []stmt
+		recursive       bool
 		line            int
 	}
 	setStmt struct {
-		targets []string
-		attr    string
-		val     expr
-		line    int
+		target target
+		val    expr
+		line   int
+	}
+	// scopeStmt is a body with a scope of its own: with, block.
+	scopeStmt struct {
+		sets []*setStmt // evaluated outside
+		body []stmt
 	}
 	macroStmt struct {
 		name     string
 		params   []string
 		defaults []expr
 		body     []stmt
+		caller   bool // the body uses caller, varargs or kwargs
+		varargs  bool
+		kwargs   bool
+	}
+	// callStmt is {% call %}: it prints what a macro returns that gets body as
+	// caller.
+	callStmt struct {
+		fn   *callExpr
+		body *macroStmt
 	}
 	// macro is a macro with the scope it was defined in.
 	macro struct {
@@ -138,6 +164,34 @@ type (
 	}
 	captureExpr struct{ body []stmt }
 )
+
+// target is what a value is assigned to: a name, a namespace's attribute, or a
+// list of targets.
+type target struct {
+	name, attr string
+	list       []target
+}
+
+func (t target) set(e *env, f *frame, v any) {
+	switch {
+	case t.list != nil:
+		parts := items(v)
+		if len(parts) != len(t.list) {
+			fail("cannot unpack %d values into %d names", len(parts), len(t.list))
+		}
+		for i, sub := range t.list {
+			sub.set(e, f, parts[i])
+		}
+	case t.attr != "":
+		ns, ok := e.lookup(t.name).(*namespace)
+		if !ok {
+			fail("%s is no namespace", t.name)
+		}
+		ns.Set(t.attr, v)
+	default:
+		f.set(t.name, v)
+	}
+}
 
 func (s textStmt) exec(e *env) control {
 	e.out = append(e.out, s...)
@@ -154,8 +208,7 @@ func (s *printStmt) exec(e *env) control {
 	return ctlNext
 }
 
-func (b block) exec(e *env) control { return e.run(b) }
-func (j jump) exec(*env) control    { return control(j) }
+func (j jump) exec(*env) control { return control(j) }
 
 func (s *ifStmt) exec(e *env) control {
 	if s.test(e) {
@@ -170,30 +223,46 @@ func (s *ifStmt) test(e *env) bool {
 }
 
 func (s *forStmt) exec(e *env) control {
-	list := s.list(e)
-	if len(list) == 0 {
-		return e.run(s.otherwise)
-	}
+	s.run(e, s.list(e, s.iter), 0)
+	return ctlNext
+}
+
+func (s *forStmt) run(e *env, list []any, depth int) {
 	outer := e.frame
 	defer func() { e.frame = outer }()
-	l := &loop{items: list}
+	done := false // an iteration came to its end: to Jinja, else is for loops without one
+	l := &loop{stmt: s, home: outer, items: list, depth: depth}
 	for i, v := range list {
 		e.step()
 		l.i = i
 		e.frame = newFrame(outer)
-		s.bind(e.frame, v)
+		s.bind(e, v)
 		e.frame.set("loop", l)
-		if e.run(s.body) == ctlBreak {
+		switch e.run(s.body) {
+		case ctlBreak:
+			i = len(list)
+		case ctlNext:
+			done = true
+		}
+		if i == len(list) {
 			break
 		}
 	}
-	return ctlNext
+	if !done {
+		e.frame = newFrame(outer)
+		e.run(s.otherwise)
+	}
+}
+
+func (s *forStmt) bind(e *env, v any) {
+	defer at(s.line)
+	s.target.set(e, e.frame, v)
 }
 
 // list evaluates what the loop runs over, its filter applied.
-func (s *forStmt) list(e *env) []any {
+func (s *forStmt) list(e *env, iter expr) []any {
 	defer at(s.line)
-	list := items(s.iter.eval(e))
+	list := items(iter.eval(e))
 	if s.cond == nil {
 		return list
 	}
@@ -201,8 +270,9 @@ func (s *forStmt) list(e *env) []any {
 	defer func() { e.frame = outer }()
 	var kept []any
 	for _, v := range list {
+		e.step()
 		e.frame = newFrame(outer)
-		s.bind(e.frame, v)
+		s.bind(e, v)
 		if truth(s.cond.eval(e)) {
 			kept = append(kept, v)
 		}
@@ -210,40 +280,21 @@ func (s *forStmt) list(e *env) []any {
 	return kept
 }
 
-func (s *forStmt) bind(f *frame, v any) {
-	if len(s.targets) == 1 {
-		f.set(s.targets[0], v)
-		return
-	}
-	unpack(s.targets, v, f.set)
-}
-
-func unpack(targets []string, v any, set func(string, any)) {
-	parts := items(v)
-	if len(parts) != len(targets) {
-		fail("cannot unpack %d values into %d names", len(parts), len(targets))
-	}
-	for i, t := range targets {
-		set(t, parts[i])
-	}
-}
-
 func (s *setStmt) exec(e *env) control {
 	defer at(s.line)
-	v := s.val.eval(e)
-	switch {
-	case s.attr != "":
-		ns, ok := e.lookup(s.targets[0]).(*namespace)
-		if !ok {
-			fail("%s is no namespace", s.targets[0])
-		}
-		ns.Set(s.attr, v)
-	case len(s.targets) == 1:
-		e.frame.set(s.targets[0], v)
-	default:
-		unpack(s.targets, v, e.frame.set)
-	}
+	s.target.set(e, e.frame, s.val.eval(e))
 	return ctlNext
+}
+
+func (s *scopeStmt) exec(e *env) control {
+	outer := e.frame
+	defer func() { e.frame = outer }()
+	inner := newFrame(outer)
+	for _, set := range s.sets {
+		set.target.set(e, inner, set.val.eval(e))
+	}
+	e.frame = inner
+	return e.run(s.body)
 }
 
 func (s *macroStmt) exec(e *env) control {
@@ -251,36 +302,66 @@ func (s *macroStmt) exec(e *env) control {
 	return ctlNext
 }
 
+func (s *callStmt) exec(e *env) control {
+	defer at(s.fn.line)
+	args, kw := s.fn.call.eval(e)
+	kw = append(kw, kwarg{"caller", &macro{s.body, e.frame}})
+	e.out = appendStr(e.out, e.call(s.fn.fn.eval(e), args, kw))
+	return ctlNext
+}
+
 func (m *macro) call(e *env, args []any, kw []kwarg) any {
-	if len(args) > len(m.params) {
+	if len(args) > len(m.params) && !m.varargs {
 		fail("macro %s takes %d arguments, not %d", m.name, len(m.params), len(args))
 	}
-	if e.nest++; e.nest > maxNest {
-		fail("macros call each other too deep")
-	}
+	e.enter()
 	caller := e.frame
 	defer func() { e.nest--; e.frame = caller }()
 	e.frame = newFrame(m.home)
-	for i, a := range args {
-		e.frame.set(m.params[i], a)
+	rest := &Dict{}
+	for _, k := range kw {
+		switch i := slices.Index(m.params, k.name); {
+		case i >= len(args):
+		case i >= 0:
+			fail("macro %s got argument %s twice", m.name, k.name)
+		case k.name == "caller" && m.caller:
+			e.frame.set("caller", k.val)
+		case m.kwargs && k.name != "caller":
+			rest.Set(k.name, k.val)
+		default:
+			fail("macro %s takes no argument %s", m.name, k.name)
+		}
 	}
-	used := 0
-	for i := len(args); i < len(m.params); i++ {
-		v, ok := named(kw, m.params[i])
+	if _, ok := named(kw, "caller"); m.caller && !ok && !slices.Contains(m.params, "caller") {
+		e.frame.set("caller", Undefined{"caller"})
+	}
+	if m.varargs {
+		e.frame.set("varargs", &List{Items: args[min(len(args), len(m.params)):], kind: kindTuple})
+	}
+	if m.kwargs {
+		e.frame.set("kwargs", rest)
+	}
+	for i, name := range m.params {
+		v, ok := named(kw, name)
 		switch {
+		case i < len(args):
+			v = args[i]
 		case ok:
-			used++
 		case m.defaults[i] != nil:
 			v = m.defaults[i].eval(e)
 		default:
-			v = Undefined{m.params[i]}
+			v = Undefined{name}
 		}
-		e.frame.set(m.params[i], v)
-	}
-	if used != len(kw) {
-		fail("macro %s got an argument it does not take, or twice", m.name)
+		e.frame.set(name, v)
 	}
 	return e.capture(m.body)
+}
+
+// enter counts calls inside one another.
+func (e *env) enter() {
+	if e.nest++; e.nest > maxNest {
+		fail("macros call each other too deep")
+	}
 }
 
 func named(kw []kwarg, name string) (any, bool) {
@@ -301,9 +382,27 @@ func (c *captureExpr) eval(e *env) any {
 
 // loop is the loop variable.
 type loop struct {
+	stmt    *forStmt
+	home    *frame
 	items   []any
 	i       int
+	depth   int
 	changed *List // what loop.changed saw last
+}
+
+// again is loop(v) in a recursive loop.
+func (l *loop) again(e *env, v any) any {
+	if !l.stmt.recursive {
+		fail("loop is not recursive")
+	}
+	e.enter()
+	caller, start := e.frame, len(e.out)
+	defer func() { e.nest--; e.frame = caller }()
+	e.frame = l.home
+	l.stmt.run(e, l.stmt.list(e, constExpr{v}), l.depth+1)
+	s := string(e.out[start:])
+	e.out = e.out[:start]
+	return e.made(s)
 }
 
 func (l *loop) attr(name string) any {
@@ -324,9 +423,9 @@ func (l *loop) attr(name string) any {
 	case "length":
 		return int64(n)
 	case "depth":
-		return int64(1) // counts recursive loops only
+		return int64(l.depth + 1) // counts recursive loops only
 	case "depth0":
-		return int64(0)
+		return int64(l.depth)
 	case "previtem":
 		if l.i > 0 {
 			return l.items[l.i-1]

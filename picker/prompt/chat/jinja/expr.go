@@ -1,6 +1,9 @@
 package jinja
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Expressions.
 type (
@@ -48,6 +51,8 @@ type (
 		args    []expr
 		kwNames []string
 		kwVals  []expr
+		star    expr // *list
+		stars   expr // **dict
 	}
 	callExpr struct {
 		fn expr
@@ -59,7 +64,8 @@ type (
 		name string
 		fn   filter
 		call
-		line int
+		markup bool // the result is markup to Jinja
+		line   int
 	}
 	testExpr struct {
 		x    expr
@@ -76,7 +82,10 @@ func (x *nameExpr) eval(e *env) any {
 }
 
 func (x *listExpr) eval(e *env) any {
-	l := &List{Items: make([]any, len(x.items)), tuple: x.tuple}
+	l := &List{Items: make([]any, len(x.items))}
+	if x.tuple {
+		l.kind = kindTuple
+	}
 	for i, it := range x.items {
 		l.Items[i] = it.eval(e)
 	}
@@ -86,11 +95,8 @@ func (x *listExpr) eval(e *env) any {
 func (x *dictExpr) eval(e *env) any {
 	d := &Dict{}
 	for i, k := range x.keys {
-		s, ok := k.eval(e).(string)
-		if !ok {
-			fail("only text keys are supported in a dict")
-		}
-		d.Set(s, x.vals[i].eval(e))
+		key := dictKey(k.eval(e))
+		d.Set(key, x.vals[i].eval(e))
 	}
 	return d
 }
@@ -143,7 +149,7 @@ func (x *sumExpr) eval(e *env) any {
 	for _, p := range x.parts[1:] {
 		b = append(b, text(p.eval(e))...)
 	}
-	return string(b)
+	return e.made(string(b))
 }
 
 // print is eval for {{ }}: text goes to the output part by part. A macro among
@@ -184,10 +190,10 @@ func (x *binaryExpr) eval(e *env) any {
 	defer at(x.line)
 	a, b := x.a.eval(e), x.b.eval(e)
 	if x.op == "~" {
-		return toStr(a) + toStr(b)
+		return e.made(toStr(a) + toStr(b))
 	}
-	if _, ok := a.(string); ok && x.op == "%" {
-		fail("formatting with %% is not supported")
+	if s, ok := a.(string); ok && x.op == "%" {
+		return percent(s, b)
 	}
 	i, f, isInt, ok := number(a)
 	j, g, isInt2, ok2 := number(b)
@@ -248,7 +254,10 @@ func (x *attrExpr) eval(e *env) any {
 func attr(v any, name string) any {
 	switch v := v.(type) {
 	case *Dict:
-		if dictMethod(name) {
+		switch {
+		case dictMethod(name) && changes(name):
+			return Undefined{name} // the sandbox hides it
+		case dictMethod(name):
 			return bound{v, name}
 		}
 		if got, ok := v.Get(name); ok {
@@ -260,13 +269,22 @@ func attr(v any, name string) any {
 		}
 	case *loop:
 		return v.attr(name)
+	case *cycler:
+		return v.attr(name)
 	case string:
 		if strMethod(name) {
 			return bound{v, name}
 		}
 	case *List:
-		if listMethod(name) {
+		if i := slices.Index(v.names, name); i >= 0 {
+			return v.Items[i]
+		}
+		if v.kind == kindList && listMethod(name) && !changes(name) || v.kind <= kindRange && (name == "count" || name == "index") {
 			return bound{v, name}
+		}
+	case *macro:
+		if name == "name" {
+			return v.name
 		}
 	case Undefined:
 		fail("%s is undefined", v.name)
@@ -287,7 +305,7 @@ func (x *itemExpr) eval(e *env) any {
 		}
 		return Undefined{toStr(key)}
 	case *List:
-		if i, ok := key.(int64); ok {
+		if i, ok := key.(int64); ok && v.indexed() {
 			if i < 0 {
 				i += int64(len(v.Items))
 			}
@@ -327,6 +345,9 @@ func (x *sliceExpr) eval(e *env) any {
 		switch n := b.eval(e).(type) {
 		case nil:
 			return absent, false
+		case bool:
+			i, _, _, _ := number(n)
+			return int(i), true
 		case int64:
 			return int(max(min(n, math.MaxInt32), math.MinInt32)), true
 		}
@@ -339,7 +360,9 @@ func (x *sliceExpr) eval(e *env) any {
 	}
 	switch v := v.(type) {
 	case *List:
-		return &List{Items: slice(v.Items, bound, x, step), tuple: v.tuple}
+		if v.indexed() {
+			return &List{Items: slice(v.Items, bound, x, step), kind: v.kind}
+		}
 	case string:
 		return string(slice([]rune(v), bound, x, step))
 	}
@@ -384,6 +407,18 @@ func (c *call) eval(e *env) (args []any, kw []kwarg) {
 	for i, n := range c.kwNames {
 		kw = append(kw, kwarg{n, c.kwVals[i].eval(e)})
 	}
+	if c.star != nil {
+		args = append(args, items(c.star.eval(e))...)
+	}
+	if c.stars != nil {
+		d, ok := c.stars.eval(e).(*Dict)
+		if !ok {
+			fail("what follows ** is no dict")
+		}
+		for k, v := range d.All() {
+			kw = append(kw, kwarg{k, v})
+		}
+	}
 	return args, kw
 }
 
@@ -391,9 +426,22 @@ func (x *callExpr) eval(e *env) any {
 	defer at(x.line)
 	fn := x.fn.eval(e)
 	args, kw := x.call.eval(e)
+	v := e.call(fn, args, kw)
+	if s, ok := v.(string); ok {
+		e.made(s)
+	}
+	return v
+}
+
+func (e *env) call(fn any, args []any, kw []kwarg) any {
 	switch fn := fn.(type) {
 	case function:
 		return fn(e, args, kw)
+	case *loop:
+		if len(args) != 1 || len(kw) > 0 {
+			fail("loop takes one argument")
+		}
+		return fn.again(e, args[0])
 	case *macro:
 		return fn.call(e, args, kw)
 	case bound:
@@ -409,7 +457,11 @@ func (x *filterExpr) eval(e *env) any {
 	defer at(x.line)
 	v := x.x.eval(e)
 	args, kw := x.call.eval(e)
-	return x.fn(e, v, params{x.name, args, kw})
+	v = x.fn(e, v, params{x.name, args, kw})
+	if s, ok := v.(string); ok {
+		e.made(s)
+	}
+	return v
 }
 
 func (x *testExpr) eval(e *env) any {

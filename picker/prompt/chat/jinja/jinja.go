@@ -26,8 +26,8 @@ import (
 // Limits of one rendering. A template comes with the model, but what it loops
 // over comes from anybody.
 const (
-	maxSteps  = 1_000_000
-	maxOutput = 256 << 20
+	maxSteps  = 4_000_000
+	maxOutput = 64 << 20
 	maxNest   = 200 // macro calls and expressions inside one another
 )
 
@@ -63,19 +63,35 @@ type Var struct {
 func Parse(source string) (t *Template, err error) {
 	defer func() { err = caught(recover(), err) }()
 	p := &parser{toks: lex(source)}
-	return &Template{body: p.body()}, nil
+	t = &Template{body: p.body()}
+	if p.markup > 0 {
+		panic(&Error{Line: p.markupLine, Msg: "safe or escape anywhere but at the end of {{ }} is not supported"})
+	}
+	return t, nil
 }
 
-// Render runs the template. now is what strftime_now prints; size is a guess of
-// the output's length in bytes. The values are not changed.
-func (t *Template) Render(now time.Time, vars []Var, size int) (out string, err error) {
-	defer func() { err = caught(recover(), err) }()
-	e := &env{now: now, frame: newFrame(nil), out: make([]byte, 0, size)}
-	for _, v := range vars {
-		e.frame.set(v.Name, v.Value)
-	}
+// Render runs the template. now is what strftime_now prints. The values are not
+// changed.
+func (t *Template) Render(now time.Time, vars []Var) (string, error) {
+	out, err := t.AppendRender(nil, now, vars)
+	return string(out), err
+}
+
+// AppendRender is Render that appends the text to dst. After an error dst comes
+// back as it was.
+func (t *Template) AppendRender(dst []byte, now time.Time, vars []Var) (out []byte, err error) {
+	e := &env{now: now, frame: newFrame(nil), out: dst, limit: len(dst) + maxOutput}
+	defer func() {
+		if err = caught(recover(), err); err != nil {
+			out = dst
+		}
+	}()
+	e.frame.vars = append(e.frame.vars, vars...)
 	e.run(t.body)
-	return string(e.out), nil
+	if len(e.out) > e.limit {
+		fail("rendered text is too long")
+	}
+	return e.out, nil
 }
 
 func caught(r any, err error) error {

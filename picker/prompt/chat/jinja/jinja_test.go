@@ -70,14 +70,14 @@ func render(source string, vars []Var) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return tmpl.Render(day, vars, 0)
+	return tmpl.Render(day, vars)
 }
 
 func TestErrors(t *testing.T) {
 	tests := []struct{ name, source, want string }{
-		{"unknown tag", "a\n{% call x %}", "line 2: tag call is not supported"},
+		{"unknown tag", "a\n{% include 'x' %}", "line 2: tag include is not supported"},
 		{"unknown filter", "{{ x|urlize }}", "filter urlize is not supported"},
-		{"unknown test", "{{ x is filter }}", "test filter is not supported"},
+		{"unknown test", "{{ x is escaped }}", "test escaped is not supported"},
 		{"line of an expression", "\n\n{{ x.y.z }}", "line 3: y is undefined"},
 		{"raised", "{{ raise_exception('system role is not allowed') }}", "template refuses: system role is not allowed"},
 		{"endless", "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "runs too long"},

@@ -1,30 +1,55 @@
 package jinja
 
 import (
-	"encoding/json"
 	"math"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // Decode turns JSON that was checked before into values as Python's json module
 // does: objects keep their order, a number with a point or an exponent is a
 // float. What is no JSON gives an arbitrary value.
 func Decode(raw []byte) any {
-	d := decoder{s: string(raw)}
-	return d.value(0)
+	var d Decoder
+	return d.Decode(slices.Clone(raw))
 }
+
+// Decoder is Decode without copies: texts are parts of the JSON itself or, if
+// they hold escapes, of the decoder's own memory. Both must stay as they are
+// while the values are in use.
+type Decoder struct{ texts []byte }
+
+// Decode is the function of that name.
+func (d *Decoder) Decode(raw []byte) any {
+	if free := cap(d.texts) - len(d.texts); free < len(raw) {
+		d.texts = make([]byte, 0, max(len(raw), 2*cap(d.texts)))
+	}
+	r := decoder{s: unsafe.String(unsafe.SliceData(raw), len(raw)), texts: d.texts}
+	v := r.value(0)
+	d.texts = r.texts
+	return v
+}
+
+// Reset makes the memory of all values decoded before free for new ones.
+func (d *Decoder) Reset() { d.texts = d.texts[:0] }
+
+// Size is the memory that Reset keeps, in bytes.
+func (d *Decoder) Size() int { return cap(d.texts) }
 
 // maxDecode bounds nesting, as far as the caller's check does not.
 const maxDecode = 1000
 
 // decoder reads JSON; text without escapes stays a part of s.
 type decoder struct {
-	s string
-	i int
+	s     string
+	i     int
+	texts []byte // never longer than s: an escape is longer than what it stands for
 }
 
 // next skips white space and separators and returns the byte there, 0 at the
@@ -96,28 +121,87 @@ func scalar(s string) any {
 
 // text reads a string; its opening quote is at d.i.
 func (d *decoder) text() string {
-	start := d.i
-	d.i++
-	for escaped := false; ; {
-		n := strings.IndexByte(d.s[d.i:], '"')
-		if n < 0 {
-			d.i = len(d.s)
-			return ""
-		}
-		part := d.s[d.i : d.i+n]
-		d.i += n + 1
-		slashes := len(part) - len(strings.TrimRight(part, `\`))
-		escaped = escaped || strings.IndexByte(part, '\\') >= 0
-		if slashes%2 == 1 {
-			continue // that quote is escaped
-		}
-		if !escaped {
-			return d.s[start+1 : d.i-1]
-		}
-		var out string
-		_ = json.Unmarshal([]byte(d.s[start:d.i]), &out)
-		return out
+	start := d.i + 1
+	end := strings.IndexByte(d.s[start:], '"')
+	if end < 0 {
+		d.i = len(d.s)
+		return ""
 	}
+	if slash := strings.IndexByte(d.s[start:start+end], '\\'); slash >= 0 {
+		return d.unescape(start, start+slash)
+	}
+	d.i = start + end + 1
+	return d.s[start : start+end]
+}
+
+// unescape reads a string that begins at start and has its first backslash at
+// slash.
+func (d *decoder) unescape(start, slash int) string {
+	from := len(d.texts)
+	out := append(d.texts, d.s[start:slash]...)
+	i := slash
+	for i < len(d.s) && d.s[i] != '"' {
+		if d.s[i] != '\\' {
+			if i >= slash { // the next one
+				if slash = strings.IndexByte(d.s[i:], '\\'); slash < 0 {
+					slash = len(d.s)
+				} else {
+					slash += i
+				}
+			}
+			n := strings.IndexByte(d.s[i:slash], '"')
+			if n < 0 {
+				n = slash - i
+			}
+			out = append(out, d.s[i:i+n]...)
+			i += n
+			continue
+		}
+		if i+1 == len(d.s) {
+			i++
+			break
+		}
+		switch c := d.s[i+1]; c {
+		case 'n':
+			out = append(out, '\n')
+		case 't':
+			out = append(out, '\t')
+		case 'r':
+			out = append(out, '\r')
+		case 'b':
+			out = append(out, '\b')
+		case 'f':
+			out = append(out, '\f')
+		case 'u':
+			r := hex4(d.s[i:])
+			if utf16.IsSurrogate(r) {
+				if pair := utf16.DecodeRune(r, hex4(d.s[min(i+6, len(d.s)):])); pair != utf8.RuneError {
+					r = pair
+					i += 6
+				}
+			}
+			out = utf8.AppendRune(out, r)
+			i += 4
+		default:
+			out = append(out, c)
+		}
+		i += 2
+	}
+	d.i = min(i+1, len(d.s))
+	d.texts = out
+	return unsafe.String(unsafe.SliceData(out[from:]), len(out)-from)
+}
+
+// hex4 reads \uXXXX at the start of s, -1 if that is not there.
+func hex4(s string) rune {
+	if len(s) < 6 || s[0] != '\\' || s[1] != 'u' {
+		return -1
+	}
+	n, err := strconv.ParseUint(s[2:6], 16, 16)
+	if err != nil {
+		return -1
+	}
+	return rune(n)
 }
 
 // bigInt is a whole number beyond 64 bits; templates only print it.
@@ -150,9 +234,7 @@ func toJSON(_ *env, v any, p params) any {
 		}
 		d.item, d.key = toStr(l[0]), toStr(l[1])
 	}
-	if truth(p.get(3, "sort_keys", false)) {
-		fail("tojson: sort_keys is not supported")
-	}
+	d.sorted = truth(p.get(3, "sort_keys", false))
 	d.value(v, 0)
 	return string(d.out)
 }
@@ -161,6 +243,7 @@ func toJSON(_ *env, v any, p params) any {
 type dumper struct {
 	out       []byte
 	ascii     bool
+	sorted    bool
 	pretty    bool
 	indent    string
 	item, key string
@@ -189,8 +272,14 @@ func (d *dumper) value(v any, depth int) {
 	case string:
 		d.text(v)
 	case *List:
+		if v.kind > kindTuple {
+			fail("tojson: a %s cannot be written as JSON", typeName(v))
+		}
 		d.open('[', len(v.Items), depth, func(i int) { d.value(v.Items[i], depth+1) }, ']')
 	case *Dict:
+		if d.sorted {
+			v = sorted(v)
+		}
 		d.open('{', len(v.keys), depth, func(i int) {
 			d.text(v.keys[i])
 			d.out = append(d.out, d.key...)
@@ -201,6 +290,18 @@ func (d *dumper) value(v any, depth int) {
 	}
 }
 
+// sorted is d with its keys in order.
+func sorted(d *Dict) *Dict {
+	keys := slices.Clone(d.keys)
+	slices.Sort(keys)
+	out := &Dict{}
+	for _, k := range keys {
+		v, _ := d.Get(k)
+		out.Set(k, v)
+	}
+	return out
+}
+
 func (d *dumper) open(open byte, n, depth int, each func(i int), end byte) {
 	d.out = append(d.out, open)
 	for i := range n {
@@ -209,6 +310,9 @@ func (d *dumper) open(open byte, n, depth int, each func(i int), end byte) {
 		}
 		d.newline(depth + 1)
 		each(i)
+		if len(d.out) > maxOutput {
+			fail("text is too long")
+		}
 	}
 	if n > 0 {
 		d.newline(depth)

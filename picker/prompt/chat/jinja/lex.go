@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -148,41 +149,57 @@ func (l *lexer) afterTag(sign byte, trim bool) {
 
 // raw reads {% raw %} ... {% endraw %}; the opening {% is behind.
 func (l *lexer) raw() bool {
-	inner := strings.TrimLeftFunc(l.src[l.pos:], isSpace)
-	if !strings.HasPrefix(inner, "raw") {
+	rest, ok := strings.CutPrefix(strings.TrimLeftFunc(l.src[l.pos:], isSpace), "raw")
+	if !ok {
 		return false
 	}
-	rest := strings.TrimLeftFunc(inner[3:], isSpace)
+	rest = strings.TrimLeftFunc(rest, isSpace)
+	sign := byte(0)
+	if strings.HasPrefix(rest, "-%}") {
+		sign, rest = '-', rest[1:]
+	}
 	if !strings.HasPrefix(rest, "%}") {
-		if strings.HasPrefix(rest, "-%}") {
-			l.fail("white space control on raw is not supported")
-		}
 		return false
 	}
 	l.advance(len(l.src) - l.pos - len(rest) + 2)
+	l.afterTag(sign, false)
 	for i := 0; ; {
 		n := strings.Index(l.src[l.pos+i:], "{%")
 		if n < 0 {
 			l.fail("raw is never closed")
 		}
 		i += n
-		inner := strings.TrimLeftFunc(l.src[l.pos+i+2:], isSpace)
-		if tail, ok := strings.CutPrefix(inner, "endraw"); ok {
-			tail = strings.TrimLeftFunc(tail, isSpace)
-			if strings.HasPrefix(tail, "%}") {
-				text := l.src[l.pos : l.pos+i]
-				start := strings.LastIndexByte(text, '\n') + 1
-				if start > 0 && strings.TrimLeftFunc(text[start:], isSpace) == "" {
-					text = text[:start]
-				}
-				l.add(tText, text)
-				l.advance(len(l.src) - l.pos - len(tail) + 2)
-				l.afterTag(0, true)
-				return true
-			}
+		before, after, ok := endRaw(l.src[l.pos+i+2:])
+		if !ok {
+			i += 2
+			continue
 		}
-		i += 2
+		text := l.src[l.pos : l.pos+i]
+		start := strings.LastIndexByte(text, '\n') + 1
+		if before == '-' {
+			text = strings.TrimRightFunc(text, isSpace)
+		} else if before != '+' && (start > 0 || l.lineStart) && strings.TrimLeftFunc(text[start:], isSpace) == "" {
+			text = text[:start]
+		}
+		l.add(tText, text)
+		tag := l.src[l.pos+i:]
+		l.advance(i + strings.Index(tag, "%}") + 2)
+		l.afterTag(after, true)
+		return true
 	}
+}
+
+// endRaw reads what follows {% of an endraw tag: its signs.
+func endRaw(s string) (before, after byte, ok bool) {
+	if s != "" && (s[0] == '-' || s[0] == '+') {
+		before, s = s[0], s[1:]
+	}
+	s, ok = strings.CutPrefix(strings.TrimLeftFunc(s, isSpace), "endraw")
+	s = strings.TrimLeftFunc(s, isSpace)
+	if s != "" && (s[0] == '-' || s[0] == '+') {
+		after, s = s[0], s[1:]
+	}
+	return before, after, ok && strings.HasPrefix(s, "%}")
 }
 
 // code reads the inside of a tag up to its end.
@@ -247,8 +264,17 @@ func (l *lexer) operator(rest string) (depth int) {
 
 func (l *lexer) number(rest string) {
 	n, k := 0, tInt
-	for n < len(rest) && isDigit(rest[n]) {
+	for n < len(rest) && (isDigit(rest[n]) || rest[n] == '_' && n+1 < len(rest) && isDigit(rest[n+1])) {
 		n++
+	}
+	if n == 1 && rest[0] == '0' && len(rest) > 2 && strings.IndexByte("xXoObB", rest[1]) >= 0 {
+		n = 2
+		for n < len(rest) && (isNameStart(rest[n]) || isDigit(rest[n])) {
+			n++
+		}
+		l.add(k, rest[:n])
+		l.advance(n)
+		return
 	}
 	if n+1 < len(rest) && rest[n] == '.' && isDigit(rest[n+1]) {
 		k = tFloat
@@ -328,7 +354,15 @@ func unescape(b *strings.Builder, s string) int {
 		digits = 4
 	case 'U':
 		digits = 8
-	case 'N', '0', '1', '2', '3', '4', '5', '6', '7':
+	case '0', '1', '2', '3', '4', '5', '6', '7':
+		n := 1
+		for n < min(3, len(s)) && '0' <= s[n] && s[n] <= '7' {
+			n++
+		}
+		r, _ := strconv.ParseUint(s[:n], 8, 16)
+		b.WriteRune(rune(r))
+		return n
+	case 'N':
 		return 0
 	default: // Python keeps the backslash
 		b.WriteByte('\\')

@@ -12,6 +12,16 @@ type parser struct {
 	pos   int
 	nest  int
 	loops int // for loops around this place, in this macro
+	// markup counts filters like safe whose result is not printed at once.
+	// Such a result escapes whatever is added to it, which is not followed here.
+	markup, markupLine int
+}
+
+// printed takes note of an expression that is printed as it is.
+func (p *parser) printed(x expr) {
+	if f, ok := x.(*filterExpr); ok && f.markup {
+		p.markup--
+	}
 }
 
 func (p *parser) cur() token { return p.toks[p.pos] }
@@ -87,7 +97,9 @@ func (p *parser) body(until ...string) []stmt {
 		case tText:
 			out = append(out, textStmt(t.val))
 		case tPrint:
-			out = append(out, &printStmt{p.tuple(), t.line})
+			x := p.tuple()
+			p.printed(x)
+			out = append(out, &printStmt{x, t.line})
 			if p.next().kind != tEndPrint {
 				p.pos--
 				p.fail("want the tag's end, not " + p.show())
@@ -124,12 +136,35 @@ func (p *parser) statement() stmt {
 			return jump(ctlBreak)
 		}
 		return jump(ctlContinue)
-	case "generation":
-		p.endBlock()
-		b := p.body("endgeneration")
-		p.pos++
-		p.endBlock()
-		return block(b)
+	case "generation": // a call block to transformers
+		return &scopeStmt{body: p.closed("endgeneration")}
+	case "block":
+		if p.nest > 1 {
+			p.fail("block inside another tag is not supported")
+		}
+		p.name()
+		return &scopeStmt{body: p.closed("endblock")}
+	case "call":
+		return p.callStmt(line)
+	case "filter":
+		capture := &captureExpr{}
+		x := p.filterChain(capture)
+		p.printed(x)
+		capture.body = p.tagBody("endfilter")
+		return &printStmt{x, line}
+	case "with":
+		s := &scopeStmt{}
+		for p.cur().kind != tEndBlock {
+			if len(s.sets) > 0 {
+				p.expectOp(",")
+			}
+			set := &setStmt{line: line, target: p.target()}
+			p.expectOp("=")
+			set.val = p.expr()
+			s.sets = append(s.sets, set)
+		}
+		s.body = p.tagBody("endwith")
+		return s
 	default:
 		p.fail("tag " + name + " is not supported")
 		return nil
@@ -154,24 +189,69 @@ func (p *parser) ifStmt(line int) stmt {
 	return s
 }
 
-func (p *parser) forStmt(line int) stmt {
-	s := &forStmt{line: line, targets: []string{p.name()}}
+// tagBody parses a tag's end, what follows up to the end tag, and that.
+func (p *parser) tagBody(end string) []stmt {
+	p.endBlock()
+	b := p.body(end)
+	p.pos++
+	if end == "endblock" && p.cur().kind == tName {
+		p.pos++ // its name again
+	}
+	p.endBlock()
+	return b
+}
+
+// closed is tagBody for a body that cannot leave a loop around it.
+func (p *parser) closed(end string) []stmt {
+	loops := p.loops
+	p.loops = 0
+	b := p.tagBody(end)
+	p.loops = loops
+	return b
+}
+
+// target parses what a loop or an assignment sets.
+func (p *parser) target() target {
+	if p.op("(") {
+		t := p.targets()
+		p.expectOp(")")
+		return t
+	}
+	t := target{name: p.name()}
+	switch t.name {
+	case "true", "false", "none", "True", "False", "None", "loop":
+		p.pos--
+		p.fail("cannot assign to " + t.name)
+	}
+	return t
+}
+
+// targets parses one target or several with commas between them.
+func (p *parser) targets() target {
+	t := p.target()
+	if !p.is(tOp, ",") {
+		return t
+	}
+	l := target{list: []target{t}}
 	for p.op(",") {
-		if p.cur().kind == tName && p.cur().val == "in" {
+		if k := p.cur(); k.kind == tName && k.val == "in" || p.is(tOp, ")") {
 			break
 		}
-		s.targets = append(s.targets, p.name())
+		l.list = append(l.list, p.target())
 	}
+	return l
+}
+
+func (p *parser) forStmt(line int) stmt {
+	s := &forStmt{line: line, target: p.targets()}
 	if !p.word("in") {
 		p.fail("want in, not " + p.show())
 	}
-	s.iter = p.or() // an if behind it filters
+	s.iter = p.tupleOf(p.or) // an if behind it filters
 	if p.word("if") {
 		s.cond = p.expr()
 	}
-	if p.is(tName, "recursive") {
-		p.fail("recursive loops are not supported")
-	}
+	s.recursive = p.word("recursive")
 	p.endBlock()
 	p.loops++
 	s.body = p.body("else", "endfor")
@@ -186,35 +266,45 @@ func (p *parser) forStmt(line int) stmt {
 }
 
 func (p *parser) setStmt(line int) stmt {
-	s := &setStmt{line: line, targets: []string{p.name()}}
-	if p.op(".") {
-		s.attr = p.name()
-	}
-	for s.attr == "" && p.op(",") {
-		s.targets = append(s.targets, p.name())
+	s := &setStmt{line: line, target: p.targets()}
+	if s.target.list == nil && p.op(".") {
+		s.target.attr = p.name()
 	}
 	if p.op("=") {
 		s.val = p.tuple()
 		p.endBlock()
 		return s
 	}
-	if len(s.targets) > 1 {
+	if s.target.list != nil {
 		p.fail("want =, not " + p.show())
 	}
 	capture := &captureExpr{}
 	s.val = capture
-	if p.is(tOp, "|") {
-		s.val = p.filters(capture)
+	if p.op("|") {
+		s.val = p.filterChain(capture)
 	}
-	p.endBlock()
-	capture.body = p.body("endset")
-	p.pos++
-	p.endBlock()
+	capture.body = p.tagBody("endset")
 	return s
+}
+
+// filterChain parses name(args)|name...
+func (p *parser) filterChain(x expr) expr {
+	x = p.filter(x)
+	for p.op("|") {
+		x = p.filter(x)
+	}
+	return x
 }
 
 func (p *parser) macroStmt() stmt {
 	s := &macroStmt{name: p.name()}
+	p.params(s)
+	p.macroBody(s, "endmacro")
+	return s
+}
+
+// params parses (a, b=1).
+func (p *parser) params(s *macroStmt) {
 	p.expectOp("(")
 	for !p.op(")") {
 		s.params = append(s.params, p.name())
@@ -227,12 +317,31 @@ func (p *parser) macroStmt() stmt {
 			p.expectOp(",")
 		}
 	}
-	p.endBlock()
-	loops := p.loops
-	p.loops = 0
-	s.body = p.body("endmacro")
-	p.loops = loops
-	p.pos++
-	p.endBlock()
-	return s
+}
+
+func (p *parser) macroBody(s *macroStmt, end string) {
+	from := p.pos
+	s.body = p.closed(end)
+	for _, t := range p.toks[from:p.pos] {
+		if t.kind == tName {
+			s.caller = s.caller || t.val == "caller"
+			s.varargs = s.varargs || t.val == "varargs"
+			s.kwargs = s.kwargs || t.val == "kwargs"
+		}
+	}
+}
+
+// callStmt parses {% call(params) macro(args) %}.
+func (p *parser) callStmt(line int) stmt {
+	body := &macroStmt{name: "caller"}
+	if p.is(tOp, "(") {
+		p.params(body)
+	}
+	fn, ok := p.expr().(*callExpr)
+	if !ok {
+		p.fail("call wants a call")
+	}
+	fn.line = line
+	p.macroBody(body, "endcall")
+	return &callStmt{fn, body}
 }

@@ -6,8 +6,10 @@ import (
 )
 
 // tuple is an expression, or several with commas between them.
-func (p *parser) tuple() expr {
-	first := p.expr()
+func (p *parser) tuple() expr { return p.tupleOf(p.expr) }
+
+func (p *parser) tupleOf(item func() expr) expr {
+	first := item()
 	if !p.is(tOp, ",") {
 		return first
 	}
@@ -16,7 +18,7 @@ func (p *parser) tuple() expr {
 		if k := p.cur().kind; k == tEndBlock || k == tEndPrint || p.is(tOp, ")") {
 			break
 		}
-		l.items = append(l.items, p.expr())
+		l.items = append(l.items, item())
 	}
 	return l
 }
@@ -159,16 +161,13 @@ func (p *parser) primary() expr {
 		}
 		return constExpr{s}
 	case tInt:
-		n, err := strconv.ParseInt(t.val, 10, 64)
+		n, err := strconv.ParseInt(t.val, 0, 64)
 		if err != nil {
 			p.fail("number is too large")
 		}
 		return constExpr{n}
 	case tFloat:
-		f, err := strconv.ParseFloat(t.val, 64)
-		if err != nil {
-			p.fail("bad number")
-		}
+		f, _ := strconv.ParseFloat(t.val, 64) // out of range is infinite
 		return constExpr{f}
 	case tOp:
 		switch t.val {
@@ -257,10 +256,11 @@ func (p *parser) args() call {
 	var c call
 	p.expectOp("(")
 	for !p.op(")") {
-		if p.is(tOp, "*") || p.is(tOp, "**") {
-			p.fail("star arguments are not supported")
-		}
-		if p.cur().kind == tName && p.toks[p.pos+1].kind == tOp && p.toks[p.pos+1].val == "=" {
+		if p.op("*") {
+			c.star = p.expr()
+		} else if p.op("**") {
+			c.stars = p.expr()
+		} else if p.cur().kind == tName && p.toks[p.pos+1].kind == tOp && p.toks[p.pos+1].val == "=" {
 			c.kwNames = append(c.kwNames, p.name())
 			p.pos++
 			c.kwVals = append(c.kwVals, p.expr())
@@ -280,16 +280,7 @@ func (p *parser) filters(x expr) expr {
 		line := p.cur().line
 		switch {
 		case p.op("|"):
-			name := p.name()
-			f, ok := filterTable(name)
-			if !ok {
-				p.fail("filter " + name + " is not supported")
-			}
-			var c call
-			if p.is(tOp, "(") {
-				c = p.args()
-			}
-			x = &filterExpr{x, name, f, c, line}
+			x = p.filter(x)
 		case p.word("is"):
 			x = p.test(x, line)
 		case p.is(tOp, "("):
@@ -300,11 +291,29 @@ func (p *parser) filters(x expr) expr {
 	}
 }
 
+// filter parses a filter's name and arguments.
+func (p *parser) filter(x expr) expr {
+	line := p.cur().line
+	name := p.name()
+	f := &filterExpr{x: x, name: name, line: line}
+	if f.fn, f.markup = filterTable(name); f.fn == nil {
+		p.pos--
+		p.fail("filter " + name + " is not supported")
+	}
+	if f.markup {
+		p.markup, p.markupLine = p.markup+1, line
+	}
+	if p.is(tOp, "(") {
+		f.call = p.args()
+	}
+	return f
+}
+
 func (p *parser) test(x expr, line int) expr {
 	negated := p.word("not")
 	name := p.name()
-	f, ok := testTable(name)
-	if !ok {
+	f := testTable(name)
+	if f == nil {
 		p.fail("test " + name + " is not supported")
 	}
 	t := &testExpr{x: x, name: name, fn: f, line: line}

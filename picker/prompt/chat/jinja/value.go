@@ -11,11 +11,28 @@ import (
 	"unicode/utf8"
 )
 
-// List is a Python list or tuple.
+// List is a Python list, or something else that can be iterated over.
 type List struct {
 	Items []any
-	tuple bool
+	kind  listKind
+	names []string // of a named tuple's items
 }
+
+// listKind says what a List is to Python.
+type listKind uint8
+
+const (
+	kindList listKind = iota
+	kindTuple
+	kindRange
+	kindView     // what dict.keys, values and items return
+	kindIterator // a generator: true, without a length, empty when it was read once
+)
+
+func iterator(items []any) *List { return &List{Items: items, kind: kindIterator} }
+
+// indexed tells whether Python's v[i] works.
+func (l *List) indexed() bool { return l.kind <= kindRange }
 
 // Dict is a Python dict with text keys: it keeps the order of insertion.
 type Dict struct {
@@ -143,10 +160,7 @@ func typeName(v any) string {
 	case string:
 		return "str"
 	case *List:
-		if v.tuple {
-			return "tuple"
-		}
-		return "list"
+		return [...]string{"list", "tuple", "range", "dict view", "generator"}[v.kind]
 	case *Dict:
 		return "dict"
 	case Undefined:
@@ -168,9 +182,11 @@ func truth(v any) bool {
 	case string:
 		return v != ""
 	case *List:
-		return len(v.Items) > 0
+		return v.kind == kindIterator || len(v.Items) > 0
 	case *Dict:
 		return len(v.keys) > 0
+	case *big.Int:
+		return true // beyond 64 bits
 	}
 	return true
 }
@@ -216,8 +232,11 @@ func appendRepr(dst []byte, v any) []byte {
 		return appendQuoted(dst, v)
 	case *List:
 		open, end := byte('['), byte(']')
-		if v.tuple {
+		switch v.kind {
+		case kindTuple:
 			open, end = '(', ')'
+		case kindRange, kindView, kindIterator:
+			fail("printing a %s is not supported", typeName(v))
 		}
 		dst = append(dst, open)
 		for i, x := range v.Items {
@@ -226,7 +245,7 @@ func appendRepr(dst []byte, v any) []byte {
 			}
 			dst = appendRepr(dst, x)
 		}
-		if v.tuple && len(v.Items) == 1 {
+		if v.kind == kindTuple && len(v.Items) == 1 {
 			dst = append(dst, ',')
 		}
 		return append(dst, end)
@@ -321,6 +340,14 @@ func number(v any) (i int64, f float64, isInt, ok bool) {
 	return 0, 0, false, false
 }
 
+func toBig(v any) *big.Int {
+	if n, ok := v.(int64); ok {
+		return big.NewInt(n)
+	}
+	n, _ := v.(*big.Int)
+	return n
+}
+
 func equal(a, b any) bool {
 	if x, ok := a.(string); ok {
 		y, ok := b.(string)
@@ -336,12 +363,15 @@ func equal(a, b any) bool {
 	switch x := a.(type) {
 	case nil:
 		return b == nil
+	case *big.Int:
+		y, ok := b.(*big.Int)
+		return ok && x.Cmp(y) == 0
 	case Undefined:
 		_, ok := b.(Undefined)
 		return ok
 	case *List:
 		y, ok := b.(*List)
-		if !ok || x.tuple != y.tuple || len(x.Items) != len(y.Items) {
+		if !ok || x.kind != y.kind || x.kind == kindIterator || len(x.Items) != len(y.Items) {
 			return false
 		}
 		for i := range x.Items {
@@ -365,7 +395,7 @@ func equal(a, b any) bool {
 	return false
 }
 
-// order is -1, 0 or 1; values that Python cannot order are an error.
+// order is negative, 0 or positive; values that Python cannot order are an error.
 func order(a, b any) int {
 	if x, ok := a.(string); ok {
 		if y, ok := b.(string); ok {
@@ -383,6 +413,19 @@ func order(a, b any) int {
 			return 1
 		}
 	}
+	if typeName(a) == "int" && typeName(b) == "int" {
+		return toBig(a).Cmp(toBig(b))
+	}
+	x, ok := a.(*List)
+	y, ok2 := b.(*List)
+	if ok && ok2 && x.kind == y.kind && x.kind <= kindTuple {
+		for i := range min(len(x.Items), len(y.Items)) {
+			if !equal(x.Items[i], y.Items[i]) {
+				return order(x.Items[i], y.Items[i])
+			}
+		}
+		return len(x.Items) - len(y.Items)
+	}
 	fail("cannot order %s and %s", typeName(a), typeName(b))
 	return 0
 }
@@ -397,7 +440,7 @@ func contains(v, x any) bool {
 		}
 		return strings.Contains(v, s)
 	case *List:
-		for _, y := range v.Items {
+		for _, y := range items(v) {
 			if equal(x, y) {
 				return true
 			}
@@ -417,7 +460,11 @@ func contains(v, x any) bool {
 func items(v any) []any {
 	switch v := v.(type) {
 	case *List:
-		return v.Items
+		list := v.Items
+		if v.kind == kindIterator {
+			v.Items = nil
+		}
+		return list
 	case *Dict:
 		out := make([]any, len(v.keys))
 		for i, k := range v.keys {
@@ -442,7 +489,9 @@ func length(v any) int {
 	case string:
 		return utf8.RuneCountInString(v)
 	case *List:
-		return len(v.Items)
+		if v.kind != kindIterator {
+			return len(v.Items)
+		}
 	case *Dict:
 		return len(v.keys)
 	case Undefined:
