@@ -62,6 +62,9 @@ func (f *fleet) raw(t *testing.T, url, body string) ([]byte, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if resp.StatusCode >= http.StatusInternalServerError {
+		f.client.CloseIdleConnections() // vLLM closes its end
+	}
 	return raw, resp.StatusCode
 }
 
