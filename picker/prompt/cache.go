@@ -118,19 +118,21 @@ type segment struct {
 	place cacheKey // of all up to here, the added token included
 	known []uint32 // ids of text, if they are in the cache
 	id    uint32   // of the added token
+	start bool     // the prompt begins here
 	last  bool     // there is none: nothing is behind
 	long  bool     // worth a place in the cache
 }
 
-// cut appends the segments of text to dst. model tells tokenizers apart, place
-// is the key of what comes before.
+// cut appends the segments of text to dst: one only, if the tokenizer is not
+// cut. model tells tokenizers apart, place is the key of what comes before.
 func (c *segmentCache) cut(dst []segment, tok *tokenizer.Tokenizer, model uint64, place cacheKey, text string) []segment {
-	for {
-		before, id, rest, found := text, uint32(0), "", false
-		if independent(tok) {
-			before, id, rest, found = tok.Cut(text)
+	for start := true; ; start = false {
+		before, id, rest, found := tok.CutAlways(text)
+		kind := 2 * model
+		if start && tok.StartDiffers() {
+			kind++
 		}
-		s := segment{text: before, id: id, last: !found, long: len(before) >= minSegment, key: c.of(before, model)}
+		s := segment{text: before, id: id, start: start, last: !found, long: len(before) >= minSegment, key: c.of(before, kind)}
 		behind := uint64(id)
 		if s.last {
 			behind = endOfText
@@ -146,13 +148,6 @@ func (c *segmentCache) cut(dst []segment, tok *tokenizer.Tokenizer, model uint64
 
 // endOfText stands in keys for the end, which no token id is.
 const endOfText = math.MaxUint64
-
-// independent reports whether the pieces that Cut gives tokenize alone as they
-// do in the whole text. Where they do not, a text is one segment.
-func independent(tok *tokenizer.Tokenizer) bool {
-	t, says := any(tok).(interface{ Independent() bool })
-	return !says || t.Independent()
-}
 
 // encode appends the ids of segments to dst, and keeps what was not known.
 func (c *segmentCache) encode(dst []uint32, tok *tokenizer.Tokenizer, segments []segment) []uint32 {
@@ -171,11 +166,8 @@ func (c *segmentCache) encodeOne(dst []uint32, tok *tokenizer.Tokenizer, s *segm
 	case s.known != nil:
 		dst = append(dst, s.known...)
 		s.long = false // nothing to store
-	case s.last && !independent(tok): // the whole text, with the added tokens in it
-		dst = tok.Encode(dst, s.text)
-		s.known = append([]uint32(nil), dst[from:]...)
 	default:
-		dst = tok.EncodePiece(dst, s.text)
+		dst = tok.EncodePieceAt(dst, s.text, s.start)
 		if s.long {
 			s.known = append([]uint32(nil), dst[from:]...)
 		}

@@ -75,12 +75,6 @@ func (w *walk) reset(sizes []int, seed uint32, root blockhash.Hash) {
 	}
 }
 
-// free drops what refers to texts and cached values.
-func (w *walk) free() {
-	clear(w.segments)
-	clear(w.found)
-}
-
 // add takes more tokens in.
 func (w *walk) add(h blockhash.Hasher, ids []uint32) {
 	w.tokens += len(ids)
@@ -138,13 +132,12 @@ func (c *chainCache) chains(s *source) *walk {
 	w.place()
 	c.walkRest(w, s, c.walkKnown(w))
 	w.add(s.hasher, s.suffix)
+	clear(w.segments) // the text is the caller's
+	clear(w.found)
 	return w
 }
 
-func (c *chainCache) release(w *walk) {
-	w.free()
-	c.pool.Put(w)
-}
+func (c *chainCache) release(w *walk) { c.pool.Put(w) }
 
 // start is the key of the place before a text: all that its chains depend on
 // but the text.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/picker/prompt/chat"
@@ -102,8 +103,9 @@ func (m *ownModel) trusted() error {
 	return nil
 }
 
-// text is the prompt before tokenization.
-func (m *ownModel) text(req *openai.Request) (string, error) {
+// text is the prompt before tokenization. It may lie in buf, which the text
+// needs until nobody reads it any more.
+func (m *ownModel) text(req *openai.Request, buf *textBuffer) (string, error) {
 	switch {
 	case len(req.Prompts) > 0:
 		return req.Longest().Text, nil
@@ -117,17 +119,41 @@ func (m *ownModel) text(req *openai.Request) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return m.tmpl.Render(time.Now(), in)
+		return buf.render(m.tmpl, in)
 	case req.Messages == nil:
 		return "", errors.New("no prompt")
 	case req.ChatTemplate != "":
 		return "", errors.New("the request brings its own chat template")
 	}
-	return m.tmpl.Render(time.Now(), chat.Request{
-		Messages: req.Messages, Tools: req.Tools, Documents: req.Documents, Kwargs: req.ChatTemplateKwargs,
+	return buf.render(m.tmpl, chat.Request{
+		Messages: req.Messages, Tools: req.Tools, ToolChoice: req.ToolChoice, Documents: req.Documents, Kwargs: req.ChatTemplateKwargs,
 		ReasoningEffort: req.ReasoningEffort, AddGenerationPrompt: req.AddGenerationPrompt,
 		ContinueFinalMessage: req.ContinueFinalMessage,
 	})
+}
+
+// textBuffer holds rendered texts, one after the other.
+type textBuffer struct{ b []byte }
+
+// render returns a text that is valid until the next call.
+func (t *textBuffer) render(tmpl *chat.Template, req chat.Request) (string, error) {
+	out, err := tmpl.AppendRender(t.b[:0], time.Now(), req)
+	if err != nil {
+		return "", err
+	}
+	t.b = out
+	return unsafe.String(unsafe.SliceData(out), len(out)), nil
+}
+
+var textBuffers = sync.Pool{New: func() any { return new(textBuffer) }}
+
+// maxText bounds what is kept of a textBuffer.
+const maxText = 4 << 20
+
+func (t *textBuffer) release() {
+	if cap(t.b) <= maxText {
+		textBuffers.Put(t)
+	}
 }
 
 // around returns the ids that the tokenizer puts before and behind a text.
@@ -144,7 +170,9 @@ func (m *ownModel) encode(req *openai.Request, cache *segmentCache) ([]uint32, e
 	if m.tokErr != nil {
 		return nil, m.tokErr
 	}
-	text, err := m.text(req)
+	buf := textBuffers.Get().(*textBuffer)
+	defer buf.release()
+	text, err := m.text(req, buf)
 	if err != nil {
 		return nil, err
 	}

@@ -9,11 +9,11 @@
 //
 // Added tokens (<|im_end|>) cut a rendered prompt into segments. The reference
 // library looks for them before it normalizes, splits and merges, and does all
-// that to each segment alone, so a segment's ids depend on nothing around it;
-// a tokenizer for which that is not so says it (Independent) and its prompts
-// are not cut. The ids of segments, and how far the chain has come at places
-// between them, are cached: a growing conversation costs its new text only,
-// exactly.
+// that to each segment alone, so a segment's ids depend on nothing around it but
+// on whether the prompt begins with it. Tokenizers with added tokens for which
+// that is not so are not cut: see tokenizer.Cut. The ids of segments, and how
+// far the chain has come at places between them, are cached: a growing
+// conversation costs its new text only, exactly.
 package prompt
 
 import (
@@ -274,7 +274,9 @@ func (r *Resolver) own(m *ownModel, req *openai.Request, extras []blockhash.Extr
 	if err := m.trusted(); err != nil {
 		return Result{}, err
 	}
-	text, err := m.text(req)
+	buf := textBuffers.Get().(*textBuffer)
+	defer buf.release()
+	text, err := m.text(req, buf)
 	if err != nil {
 		return Result{}, err
 	}
