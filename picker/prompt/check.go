@@ -100,7 +100,7 @@ func (r *Resolver) Check(ctx context.Context, model, engineURL string) error {
 // a *Mismatch if they differ: the model is then not trusted any more, or, where
 // the request is of another API than chat and completions, not for that.
 func (r *Resolver) compare(ctx context.Context, m *ownModel, req *openai.Request, engineURL string, probe int) error {
-	own, err := m.encode(req, r.segments)
+	own, whole, err := m.encode(req, r.segments)
 	if err != nil {
 		return err
 	}
@@ -108,6 +108,9 @@ func (r *Resolver) compare(ctx context.Context, m *ownModel, req *openai.Request
 	theirs, err := r.engine.truth(ctx, req, engineURL)
 	if err != nil {
 		return err
+	}
+	if !whole && len(theirs) > len(own) {
+		theirs = theirs[:len(own)]
 	}
 	at := firstDifference(own, theirs)
 	if at < 0 {

@@ -123,7 +123,7 @@ func (e *engine) rendered(ctx context.Context, req *openai.Request, url string) 
 		for _, places := range best.Features.Placeholders {
 			for _, p := range places {
 				if p.Offset >= 0 && p.Offset < len(res.TokenIDs) {
-					res.TokenIDs = res.TokenIDs[:p.Offset]
+					res.TokenIDs, res.Partial = res.TokenIDs[:p.Offset], true
 				}
 			}
 		}
@@ -135,9 +135,6 @@ func (e *engine) rendered(ctx context.Context, req *openai.Request, url string) 
 // only if the engine's own way to the prompt gives the same.
 func (e *engine) truth(ctx context.Context, req *openai.Request, url string) ([]uint32, error) {
 	res, err := e.rendered(ctx, req, url)
-	if err == nil && len(res.TokenIDs) < res.EstimatedTokens {
-		return nil, errors.New("prompt holds more than text")
-	}
 	if !errors.Is(err, errClosed) {
 		return res.TokenIDs, err
 	}

@@ -103,41 +103,71 @@ func (m *ownModel) trusted() error {
 	return nil
 }
 
-// text is the prompt before tokenization. It may lie in buf, which the text
-// needs until nobody reads it any more.
-func (m *ownModel) text(req *openai.Request, buf *textBuffer) (string, error) {
+// text is the prompt before tokenization, whole or up to the last added token
+// in front of its first image. It may lie in buf, which the text needs until
+// nobody reads it any more.
+func (m *ownModel) text(req *openai.Request, buf *textBuffer) (text string, whole bool, err error) {
+	in, err := m.chatRequest(req)
+	if err != nil {
+		return "", false, err
+	}
+	if len(req.Prompts) > 0 {
+		return req.Longest().Text, true, nil
+	}
+	text, err = buf.render(m.tmpl.AppendRender, in)
+	if !errors.Is(err, chat.ErrMultimodal) {
+		return text, true, err
+	}
+	refused := err
+	if text, err = buf.render(m.tmpl.AppendPrefix, in); err != nil {
+		return "", false, refused
+	}
+	// What follows may change the ids of all that is behind the last cut.
+	cut := text
+	for {
+		_, _, rest, found := m.tok.CutAlways(cut)
+		if !found {
+			break
+		}
+		cut = rest
+	}
+	if len(cut) == len(text) {
+		return "", false, refused
+	}
+	return text[:len(text)-len(cut)], false, nil
+}
+
+// chatRequest is what the template sees of a request, the zero value for one
+// that has no messages.
+func (m *ownModel) chatRequest(req *openai.Request) (chat.Request, error) {
 	switch {
 	case len(req.Prompts) > 0:
-		return req.Longest().Text, nil
+		return chat.Request{}, nil
 	case m.tmplErr != nil:
-		return "", m.tmplErr
+		return chat.Request{}, m.tmplErr
 	case req.Kind == openai.Responses || req.Kind == openai.Messages:
 		if m.otherForms.Load() {
-			return "", errors.New("an engine was seen to render this API otherwise")
+			return chat.Request{}, errors.New("an engine was seen to render this API otherwise")
 		}
-		in, err := converted(req)
-		if err != nil {
-			return "", err
-		}
-		return buf.render(m.tmpl, in)
+		return converted(req)
 	case req.Messages == nil:
-		return "", errors.New("no prompt")
+		return chat.Request{}, errors.New("no prompt")
 	case req.ChatTemplate != "":
-		return "", errors.New("the request brings its own chat template")
+		return chat.Request{}, errors.New("the request brings its own chat template")
 	}
-	return buf.render(m.tmpl, chat.Request{
+	return chat.Request{
 		Messages: req.Messages, Tools: req.Tools, ToolChoice: req.ToolChoice, Documents: req.Documents, Kwargs: req.ChatTemplateKwargs,
 		ReasoningEffort: req.ReasoningEffort, AddGenerationPrompt: req.AddGenerationPrompt,
 		ContinueFinalMessage: req.ContinueFinalMessage,
-	})
+	}, nil
 }
 
 // textBuffer holds rendered texts, one after the other.
 type textBuffer struct{ b []byte }
 
 // render returns a text that is valid until the next call.
-func (t *textBuffer) render(tmpl *chat.Template, req chat.Request) (string, error) {
-	out, err := tmpl.AppendRender(t.b[:0], time.Now(), req)
+func (t *textBuffer) render(as func([]byte, time.Time, chat.Request) ([]byte, error), req chat.Request) (string, error) {
+	out, err := as(t.b[:0], time.Now(), req)
 	if err != nil {
 		return "", err
 	}
@@ -157,30 +187,34 @@ func (t *textBuffer) release() {
 }
 
 // around returns the ids that the tokenizer puts before and behind a text.
-func (m *ownModel) around(req *openai.Request) (prefix, suffix []uint32) {
-	if !req.AddSpecialTokens {
+func (m *ownModel) around(req *openai.Request, whole bool) (prefix, suffix []uint32) {
+	switch {
+	case !req.AddSpecialTokens:
 		return nil, nil
+	case !whole:
+		return m.tok.Prefix(), nil
 	}
 	return m.tok.Prefix(), m.tok.Suffix()
 }
 
 // encode returns the ids of a request's prompt, whether the model is trusted or
-// not, in a slice of its own.
-func (m *ownModel) encode(req *openai.Request, cache *segmentCache) ([]uint32, error) {
+// not, in a slice of its own. whole is false if they end where the first image
+// begins.
+func (m *ownModel) encode(req *openai.Request, cache *segmentCache) (ids []uint32, whole bool, err error) {
 	if m.tokErr != nil {
-		return nil, m.tokErr
+		return nil, false, m.tokErr
 	}
 	buf := textBuffers.Get().(*textBuffer)
 	defer buf.release()
-	text, err := m.text(req, buf)
+	text, whole, err := m.text(req, buf)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return m.encodeText(req, text, cache), nil
+	return m.encodeText(req, text, whole, cache), whole, nil
 }
 
-func (m *ownModel) encodeText(req *openai.Request, text string, cache *segmentCache) []uint32 {
-	prefix, suffix := m.around(req)
+func (m *ownModel) encodeText(req *openai.Request, text string, whole bool, cache *segmentCache) []uint32 {
+	prefix, suffix := m.around(req, whole)
 	ids := append(make([]uint32, 0, len(text)/3+8), prefix...)
 	ids = cache.encode(ids, m.tok, cache.cut(nil, m.tok, m.number, cacheKey{}, text))
 	return append(ids, suffix...)

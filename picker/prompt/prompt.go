@@ -29,6 +29,7 @@ import (
 
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/picker/openai"
+	"github.com/grapevine-llm/grapevine/picker/prompt/chat"
 )
 
 // Rungs of the ladder, best first.
@@ -94,8 +95,11 @@ type Result struct {
 	Extras []blockhash.Extra
 	Rung   string // one of the Rung constants
 	// EstimatedTokens is the prompt's length: exact when TokenIDs or Chains are
-	// known, else a guess from its bytes.
+	// known and not Partial, else a guess from its bytes.
 	EstimatedTokens int
+	// Partial tells that TokenIDs or Chains end where the first image or sound
+	// begins.
+	Partial bool
 	// Verified tells that an engine was seen to agree with the model's files,
 	// and none to disagree. Only on RungOwn.
 	Verified bool
@@ -199,9 +203,15 @@ func (r *Resolver) Resolve(ctx context.Context, req *openai.Request, engineURL s
 		return Result{}, err
 	}
 	res.Extras = extras
+	if res.Partial && res.EstimatedTokens == 0 {
+		res.EstimatedTokens = mediaTokens + len(res.TokenIDs)
+		if res.walk != nil {
+			res.EstimatedTokens = mediaTokens + res.walk.tokens
+		}
+	}
 	switch {
 	case len(res.Chains) > 0:
-		res.EstimatedTokens = res.walk.tokens
+		res.EstimatedTokens = max(res.EstimatedTokens, res.walk.tokens)
 	case res.TokenIDs != nil:
 		res.EstimatedTokens = max(res.EstimatedTokens, len(res.TokenIDs))
 	default:
@@ -214,6 +224,10 @@ func (r *Resolver) Resolve(ctx context.Context, req *openai.Request, engineURL s
 	counts[slices.Index(rungNames[:], res.Rung)].Add(1)
 	return res, nil
 }
+
+// mediaTokens is assumed of what follows the beginning of an image: models make
+// some hundreds of tokens of one. Its bytes in the body say nothing.
+const mediaTokens = 1024
 
 // extras mark the whole chain. An engine keeps adapters and salts apart, so do
 // we.
@@ -276,7 +290,7 @@ func (r *Resolver) own(m *ownModel, req *openai.Request, extras []blockhash.Extr
 	}
 	buf := textBuffers.Get().(*textBuffer)
 	defer buf.release()
-	text, err := m.text(req, buf)
+	text, whole, err := m.text(req, buf)
 	if err != nil {
 		return Result{}, err
 	}
@@ -287,13 +301,19 @@ func (r *Resolver) own(m *ownModel, req *openai.Request, extras []blockhash.Extr
 	}
 	// A prompt that loses its beginning has another chain: it takes the long way.
 	asIDs := len(sizes) == 0 || req.TruncatePromptTokens > 0
+	if !whole {
+		if req.TruncatePromptTokens > 0 {
+			return Result{}, chat.ErrMultimodal
+		}
+		res.Partial, res.Reason = true, "own: what follows the first image is not known"
+	}
 	if asIDs || r.cfg.KeepIDs {
-		res.TokenIDs = truncate(m.encodeText(req, text, r.segments), req)
+		res.TokenIDs = truncate(m.encodeText(req, text, whole, r.segments), req)
 	}
 	if asIDs {
 		return res, nil
 	}
-	prefix, suffix := m.around(req)
+	prefix, suffix := m.around(req, whole)
 	res.walk, res.chains = r.chains.chains(&source{
 		tok: m.tok, model: m.number, text: text, prefix: prefix, suffix: suffix,
 		hasher: r.cfg.Hasher, root: r.cfg.Hasher.Root(extras...), sizes: sizes,

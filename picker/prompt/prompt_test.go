@@ -110,6 +110,7 @@ const hello = `{"model":"tiny","messages":[{"role":"user","content":"Hello world
 func TestResolve(t *testing.T) {
 	tok := tinyTokenizer(t)
 	own := tok.Encode(nil, "<|im_start|>user\nHello world<|im_end|>\n<|im_start|>assistant\n")
+	beforeImage := tok.Encode(nil, "<|im_start|>user\nHello world<|im_end|>\n<|im_start|>")
 	dir := tinyDir(t)
 	render := map[string]answer{chatPath + "/render": {200, `{"token_ids":[5,6,7],"features":null}`, 0}}
 	tests := []struct {
@@ -135,9 +136,12 @@ func TestResolve(t *testing.T) {
 		{"render", nil, render, chatPath, hello, Result{TokenIDs: []uint32{5, 6, 7}, Rung: RungRender, Reason: "own: no files for this model"}},
 		{"render, of several prompts the longest", nil, map[string]answer{completionPath + "/render": {200, `[{"token_ids":[5]},{"token_ids":[6,7]}]`, 0}}, completionPath, `{"model":"tiny","prompt":["a","bb"]}`,
 			Result{TokenIDs: []uint32{6, 7}, Rung: RungRender, Reason: "own: no files for this model"}},
-		{"render, image", map[string]string{"tiny": dir}, map[string]answer{chatPath + "/render": {200, `{"token_ids":[5,6,7,8],"features":{"mm_placeholders":{"image":[{"offset":2,"length":1}]}}}`, 0}}, chatPath,
+		{"own, up to the image", map[string]string{"tiny": dir}, nil, chatPath,
+			`{"model":"tiny","messages":[{"role":"user","content":"Hello world"},{"role":"user","content":[{"type":"text","text":"this?"},{"type":"image_url","image_url":{"url":"x"}}]}]}`,
+			Result{TokenIDs: beforeImage, Rung: RungOwn, EstimatedTokens: mediaTokens + len(beforeImage), Partial: true, Reason: "own: what follows the first image is not known"}},
+		{"render, image", nil, map[string]answer{chatPath + "/render": {200, `{"token_ids":[5,6,7,8],"features":{"mm_placeholders":{"image":[{"offset":2,"length":1}]}}}`, 0}}, chatPath,
 			`{"model":"tiny","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`,
-			Result{TokenIDs: []uint32{5, 6}, Rung: RungRender, EstimatedTokens: 4, Reason: "own: message 0: messages hold more than text"}},
+			Result{TokenIDs: []uint32{5, 6}, Rung: RungRender, EstimatedTokens: 4, Partial: true, Reason: "own: no files for this model"}},
 		{"responses", nil, map[string]answer{"/v1/responses/render": {200, `{"token_ids":[4]}`, 0}}, "/v1/responses", `{"model":"tiny","input":"x"}`,
 			Result{TokenIDs: []uint32{4}, Rung: RungRender, Reason: "own: no files for this model"}},
 		{"tokenize when render is closed", nil, map[string]answer{chatPath + "/render": {403, `{"error":{}}`, 0}, "/tokenize": {200, `{"tokens":[1,2],"count":2}`, 0}}, chatPath, hello,
