@@ -230,6 +230,7 @@ func (t *Tokenizer) loadAdded(f *file) error {
 	next := uint32(t.vocab)
 	byID := map[uint32]addedToken{}
 	normalized := map[uint32]bool{}
+	special := map[string]bool{}
 	var order []uint32
 	for i, a := range f.AddedTokens {
 		place := fmt.Sprintf("added_tokens[%d] %q", i, a.Content)
@@ -258,7 +259,9 @@ func (t *Tokenizer) loadAdded(f *file) error {
 		}
 		t.ids[a.Content] = id
 		t.tokens[id], t.known[id] = content, true
-		t.special[id] = t.special[id] || a.Special
+		if a.Special {
+			special[a.Content] = true
+		}
 		if _, ok := byID[id]; !ok {
 			order = append(order, id)
 		}
@@ -267,6 +270,8 @@ func (t *Tokenizer) loadAdded(f *file) error {
 	}
 	var lists [2][]addedToken
 	for _, id := range order {
+		// By its text, as the decoder sees it: normalized ones may not be found.
+		t.special[id] = special[t.tokens[id]]
 		k := 0
 		if normalized[id] {
 			k = 1
