@@ -291,11 +291,12 @@ func (p *parser) chat(r *Request) {
 	p.number(&r.MaxTokens, "max_tokens")
 	p.number(&r.MaxTokens, "max_completion_tokens")
 	p.flag(&r.AddSpecialTokens, "add_special_tokens", false)
-	var echo, logprobs bool
+	var echo bool
 	p.flag(&echo, "echo", false)
-	p.flag(&logprobs, "logprobs", false)
-	r.PromptLogprobs = r.PromptLogprobs || echo && logprobs
-	if kv := p.f["kv_transfer_params"]; kv != nil {
+	// Chat's top_logprobs, which echo turns into prompt_logprobs, are 0 and not
+	// none by default (vLLM 0.32, openai/chat_completion/protocol.py).
+	r.PromptLogprobs = r.PromptLogprobs || echo
+	if kv := p.f["kv_transfer_params"]; kv != nil && !echo { // echo needs the messages rendered
 		if v := member(kv, "prompt_token_ids"); !isNull(v) {
 			ids, err := tokenIDs(v)
 			r.TokenIDs = ids

@@ -34,6 +34,8 @@ func TestParse(t *testing.T) {
 			Request{Kind: Chat, N: 1, Messages: json.RawMessage(`[]`), AddGenerationPrompt: true, PromptBytes: 2}},
 		{"last of duplicate keys wins, escaped keys too", "/v1/chat/completions", `{"model":"a","messages":[],"mo\u0064el":"b"}`,
 			Request{Kind: Chat, Model: "b", N: 1, Messages: json.RawMessage(`[]`), AddGenerationPrompt: true, PromptBytes: 2}},
+		{"chat, echo reads no cache and no ids", "/v1/chat/completions", `{"messages":[],"echo":true,"kv_transfer_params":{"prompt_token_ids":[1]}}`,
+			Request{Kind: Chat, N: 1, Messages: json.RawMessage(`[]`), AddGenerationPrompt: true, PromptLogprobs: true, PromptBytes: 2}},
 		{"completion, text", "/v1/completions", `{"model":"m","prompt":"caf\u00e9 \ud83d\ude42","best_of":3}`,
 			Request{Kind: Completion, Model: "m", N: 3, MaxTokens: 16, Prompts: []Prompt{{Text: "café 🙂"}}, AddSpecialTokens: true, PromptBytes: 10}},
 		{"completion, texts: the longest counts", "/v1/completions", `{"prompt":["a","abc","b"],"max_tokens":null}`,

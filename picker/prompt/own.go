@@ -39,7 +39,7 @@ const maxFile = 128 << 20
 
 // loadModel reads a folder. The only error is that of a folder that is not
 // there; anything wrong with its files is in the model.
-func loadModel(dir string, number uint64) (*ownModel, error) {
+func loadModel(dir string, opts chat.Options, number uint64) (*ownModel, error) {
 	switch info, err := os.Stat(dir); {
 	case err != nil:
 		return nil, fmt.Errorf("open model folder: %w", err)
@@ -49,7 +49,7 @@ func loadModel(dir string, number uint64) (*ownModel, error) {
 	m := &ownModel{number: number}
 	m.tok, m.tokErr = loadTokenizer(dir)
 	if m.tmplErr = checkSizes(dir, "tokenizer_config.json", "chat_template.jinja"); m.tmplErr == nil {
-		m.tmpl, m.tmplErr = chat.Load(os.DirFS(dir))
+		m.tmpl, m.tmplErr = opts.Load(os.DirFS(dir))
 	}
 	if m.tmplErr != nil {
 		m.tmplErr = fmt.Errorf("%s: %w", dir, m.tmplErr)

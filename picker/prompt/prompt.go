@@ -50,6 +50,9 @@ type Config struct {
 	// tokenizer_config.json and, if that holds no template,
 	// chat_template.jinja.
 	Models map[string]string
+	// Chat holds, by model name, what the model's engines were started with
+	// that changes their chat prompts; without an entry the defaults.
+	Chat map[string]chat.Options
 	// Base names the base model of an adapter, "" if unknown. Nil, or "": an
 	// adapter without an entry in Models uses the only folder there is.
 	Base func(model string) string
@@ -164,18 +167,19 @@ func New(cfg Config) (*Resolver, error) {
 		sampler:  newSampler(cfg.CheckEvery),
 	}
 	r.chains = newChainCache(r.segments, cfg.CacheBytes)
-	byDir := map[string]*ownModel{}
+	loaded := map[string]*ownModel{} // by folder and options
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(cfg.Models)) {
-		dir := cfg.Models[name]
-		m := byDir[dir]
+		dir, opts := cfg.Models[name], cfg.Chat[name]
+		key := fmt.Sprintf("%q %+v", dir, opts)
+		m := loaded[key]
 		if m == nil {
 			var err error
-			if m, err = loadModel(dir, uint64(len(byDir))); err != nil {
+			if m, err = loadModel(dir, opts, uint64(len(loaded))); err != nil {
 				errs = append(errs, fmt.Errorf("model %s: %w", name, err))
 				continue
 			}
-			byDir[dir] = m
+			loaded[key] = m
 			r.folders = append(r.folders, m)
 		}
 		r.models[name] = m

@@ -29,16 +29,20 @@ import (
 
 // Config of a gateway.
 type Config struct {
-	Listen           string            `json:"listen" help:"address for clients"`
-	AdminListen      string            `json:"admin-listen" help:"address for metrics, status, receipts, the live page and profiles; keep it off the public network"`
-	Model            map[string]string `json:"model" help:"model names and the folders with their tokenizer.json and chat template, name=folder"`
-	PromptCacheBytes int64             `json:"prompt-cache-bytes" help:"bytes for each of three caches: token ids of texts, chains of conversations, answers of engines that were asked for ids"`
-	CheckEvery       int               `json:"check-every" help:"one in so many requests whose token ids were made here is compared with its engine, at most one a second; 0 compares at an engine's start only"`
-	LogPromptText    bool              `json:"log-prompt-text" help:"show what differs between own and an engine's token ids as text in the log: prompts are your users' secrets"`
-	Speedup          float64           `json:"speedup" help:"how many times faster than real the engines run; only for emulated ones"`
-	DrainWait        time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
-	WarmWait         time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for the digests of all endpoints before it serves; clients wait as long"`
-	LogLevel         slog.Level        `json:"log-level" help:"debug, info, warn or error"`
+	Listen                    string            `json:"listen" help:"address for clients"`
+	AdminListen               string            `json:"admin-listen" help:"address for metrics, status, receipts, the live page and profiles; keep it off the public network"`
+	Model                     map[string]string `json:"model" help:"model names and the folders with their tokenizer.json and chat template, name=folder"`
+	ChatTemplate              map[string]string `json:"chat-template" help:"for models whose engines were started with --chat-template: name=file, or the name of one of the model's own templates"`
+	ChatTemplateContentFormat map[string]string `json:"chat-template-content-format" help:"for models whose engines were started with it: name=auto, string or openai"`
+	ChatTemplateKwargs        map[string]string `json:"chat-template-kwargs" help:"for models whose engines were started with --default-chat-template-kwargs: name=JSON object"`
+	ExcludeTools              bool              `json:"exclude-tools-when-tool-choice-none" help:"the engines were started with the flag of this name"`
+	PromptCacheBytes          int64             `json:"prompt-cache-bytes" help:"bytes for each of three caches: token ids of texts, chains of conversations, answers of engines that were asked for ids"`
+	CheckEvery                int               `json:"check-every" help:"one in so many requests whose token ids were made here is compared with its engine, at most one a second; 0 compares at an engine's start only"`
+	LogPromptText             bool              `json:"log-prompt-text" help:"show what differs between own and an engine's token ids as text in the log: prompts are your users' secrets"`
+	Speedup                   float64           `json:"speedup" help:"how many times faster than real the engines run; only for emulated ones"`
+	DrainWait                 time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
+	WarmWait                  time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for the digests of all endpoints before it serves; clients wait as long"`
+	LogLevel                  slog.Level        `json:"log-level" help:"debug, info, warn or error"`
 	ProxyConfig
 	PickerConfig
 }
@@ -85,6 +89,7 @@ func (c Config) Validate() error {
 			errs = append(errs, config.Fault{Field: d.field, Value: d.value.String(), Problem: "is negative", Remedy: "give 0 or more"})
 		}
 	}
+	errs = append(errs, c.validateChat()...)
 	if c.CheckEvery < 0 {
 		errs = append(errs, config.Fault{Field: "check-every", Value: fmt.Sprint(c.CheckEvery), Problem: "is negative", Remedy: "give 0 or more"})
 	}
@@ -126,8 +131,12 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	if err != nil {
 		return err
 	}
+	chats, err := cfg.chats()
+	if err != nil {
+		return err
+	}
 	resolver, err := prompt.New(prompt.Config{
-		Models: cfg.Model, Client: client, Base: pick.BaseModel, IsAdapter: pick.IsAdapter,
+		Models: cfg.Model, Chat: chats, Client: client, Base: pick.BaseModel, IsAdapter: pick.IsAdapter,
 		BlockSizes: pick.BlockSizes, Hasher: pick.Hasher(), KeepIDs: cfg.ForwardTokenIDs, CacheBytes: cfg.PromptCacheBytes,
 		Engines: func() []prompt.Engine { return engines(pick.Status().Endpoints) }, CheckEvery: cfg.CheckEvery, LogPromptText: cfg.LogPromptText,
 		Logger: log,
