@@ -57,3 +57,24 @@ func TestChains(t *testing.T) {
 		})
 	}
 }
+
+// TestPickOfChainAllocatesLittle: taking a chain over costs no memory of its length.
+func TestPickOfChainAllocatesLittle(t *testing.T) {
+	f := newFleet(t, 8, nil)
+	ids := prompt(1, 32000)
+	h := f.Hasher()
+	chains := []blockhash.Chain{{BlockSize: 16, Seed: h.Fingerprint(), Hashes: h.AppendChain(nil, 0, ids, 16)}}
+	pick := func(req Request) float64 {
+		return testing.AllocsPerRun(200, func() {
+			d, err := f.Pick(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Done(d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+		})
+	}
+	tokens := pick(Request{ID: "a", Model: "llama", TokenIDs: ids})
+	if got := pick(Request{ID: "a", Model: "llama", PromptTokens: len(ids), Chains: chains}); got > tokens+1 {
+		t.Errorf("a pick of a chain allocates %v times, one of tokens %v", got, tokens)
+	}
+}

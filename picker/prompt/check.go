@@ -100,21 +100,24 @@ func (r *Resolver) Check(ctx context.Context, model, engineURL string) error {
 // a *Mismatch if they differ: the model is then not trusted any more, or, where
 // the request is of another API than chat and completions, not for that.
 func (r *Resolver) compare(ctx context.Context, m *ownModel, req *openai.Request, engineURL string, probe int) error {
-	own, whole, err := m.encode(req, r.segments)
-	if err != nil {
-		return err
-	}
-	own = truncate(own, req)
-	theirs, err := r.engine.truth(ctx, req, engineURL)
-	if err != nil {
-		return err
-	}
-	if !whole && len(theirs) > len(own) {
-		theirs = theirs[:len(own)]
-	}
-	at := firstDifference(own, theirs)
-	if at < 0 {
-		return nil
+	var own, theirs []uint32
+	at := -1
+	for range 2 { // a template may print the time: twice in a row it does not pass midnight
+		var whole bool
+		var err error
+		if own, whole, err = m.encode(req, r.segments); err != nil {
+			return err
+		}
+		own = truncate(own, req)
+		if theirs, err = r.engine.truth(ctx, req, engineURL); err != nil {
+			return err
+		}
+		if !whole && len(theirs) > len(own) {
+			theirs = theirs[:len(own)]
+		}
+		if at = firstDifference(own, theirs); at < 0 {
+			return nil
+		}
 	}
 	hash := func(ids []uint32) string {
 		return fmt.Sprintf("%016x", uint64(blockhash.NewHasher(blockhash.DefaultSeed).Local(ids)))

@@ -219,7 +219,7 @@ func (r *Resolver) Resolve(ctx context.Context, req *openai.Request, engineURL s
 	case res.TokenIDs != nil:
 		res.EstimatedTokens = max(res.EstimatedTokens, len(res.TokenIDs))
 	default:
-		res.EstimatedTokens = max(res.EstimatedTokens, req.EstimatedTokens())
+		res.EstimatedTokens = max(res.EstimatedTokens, estimate(req))
 	}
 	counts := &r.others
 	if m != nil {
@@ -227,6 +227,16 @@ func (r *Resolver) Resolve(ctx context.Context, req *openai.Request, engineURL s
 	}
 	counts[slices.Index(rungNames[:], res.Rung)].Add(1)
 	return res, nil
+}
+
+// estimate guesses how many tokens a request makes an engine compute: of all
+// its prompts.
+func estimate(req *openai.Request) int {
+	total := 0
+	for _, p := range req.Prompts {
+		total += len(p.Text)/4 + len(p.IDs)
+	}
+	return max(total, req.EstimatedTokens())
 }
 
 // mediaTokens is assumed of what follows the beginning of an image: models make
@@ -248,13 +258,18 @@ func (r *Resolver) extras(req *openai.Request) []blockhash.Extra {
 
 func (r *Resolver) find(ctx context.Context, m *ownModel, req *openai.Request, extras []blockhash.Extra, engineURL string) Result {
 	switch req.Kind {
-	case openai.Chat, openai.Completion, openai.Embedding, openai.Responses, openai.Messages:
-	default:
-		return Result{Rung: RungNone, Reason: "this kind of request fills no cache"}
+	case openai.Chat, openai.Completion, openai.Responses, openai.Messages:
+	default: // embeddings, scores: what such prompts share is short, and most of their engines keep no cache
+		return Result{Rung: RungNone, Reason: "this kind of request is routed by load"}
 	}
 	if req.PromptEmbeds {
 		return Result{Rung: RungNone, Reason: "prompt is embeddings"}
 	}
+	// Several prompts in one request stay together and the longest decides.
+	// To split them would mean to put their answers, or streams of answers,
+	// together again as one engine gives them: usage, indexes, errors. Who
+	// sends lists wants throughput of one engine's batch, and what most of
+	// their prompts share, the longest one has too.
 	ids := req.TokenIDs
 	if ids == nil {
 		ids = req.Longest().IDs
@@ -338,8 +353,8 @@ func (r *Resolver) model(name string) *ownModel {
 	return m
 }
 
-// truncate keeps as many tokens as the request wants, from the side that vLLM
-// keeps: the end for generation, the beginning for embeddings. -1, the model's
+// truncate keeps as many tokens as the request wants, from the end if it does not
+// say which side, as vLLM does for generation. -1, the model's
 // own length, matters only to prompts that are too long for it and is left to
 // the engine.
 func truncate(ids []uint32, req *openai.Request) []uint32 {
@@ -347,11 +362,7 @@ func truncate(ids []uint32, req *openai.Request) []uint32 {
 	if n <= 0 || len(ids) <= n {
 		return ids
 	}
-	side := req.TruncationSide
-	if side == "" && req.Kind == openai.Embedding {
-		side = "right"
-	}
-	if side == "right" {
+	if req.TruncationSide == "right" {
 		return ids[:n]
 	}
 	return ids[len(ids)-n:]

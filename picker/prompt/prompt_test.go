@@ -124,7 +124,7 @@ func TestResolve(t *testing.T) {
 		{"own, chat", map[string]string{"tiny": dir}, nil, chatPath, hello, Result{TokenIDs: own, Rung: RungOwn}},
 		{"own, completion: the longest prompt", map[string]string{"tiny": dir}, nil, completionPath, `{"model":"tiny","prompt":["a","Hello world"]}`,
 			Result{TokenIDs: tok.Encode(nil, "Hello world"), Rung: RungOwn}},
-		{"own, embedding, first tokens kept", map[string]string{"tiny": dir}, nil, "/v1/embeddings", `{"model":"tiny","input":"Hello world again","truncate_prompt_tokens":2}`,
+		{"own, first tokens kept", map[string]string{"tiny": dir}, nil, completionPath, `{"model":"tiny","prompt":"Hello world again","truncate_prompt_tokens":2,"truncation_side":"right"}`,
 			Result{TokenIDs: tok.Encode(nil, "Hello world again")[:2], Rung: RungOwn}},
 		{"own, last tokens kept", map[string]string{"tiny": dir}, nil, chatPath, strings.Replace(hello, "{", `{"truncate_prompt_tokens":3,`, 1),
 			Result{TokenIDs: own[len(own)-3:], Rung: RungOwn}},
@@ -159,7 +159,8 @@ func TestResolve(t *testing.T) {
 		{"none: Anthropic without render", nil, nil, "/v1/messages", hello,
 			Result{Rung: RungNone, EstimatedTokens: 10, Reason: "own: no files for this model; render: not served; tokenize: cannot render this API's prompts"}},
 		{"none: embeddings as prompt", nil, nil, completionPath, `{"prompt_embeds":"AAAA"}`, Result{Rung: RungNone, EstimatedTokens: 1, Reason: "prompt is embeddings"}},
-		{"none: nothing to match", nil, nil, "/tokenize", `{"prompt":"x"}`, Result{Rung: RungNone, EstimatedTokens: 1, Reason: "this kind of request fills no cache"}},
+		{"none: nothing to match", nil, nil, "/tokenize", `{"prompt":"x"}`, Result{Rung: RungNone, EstimatedTokens: 1, Reason: "this kind of request is routed by load"}},
+		{"none: embeddings of all texts", map[string]string{"tiny": dir}, nil, "/v1/embeddings", `{"model":"tiny","input":["four","and twenty"]}`, Result{Rung: RungNone, EstimatedTokens: 3, Reason: "this kind of request is routed by load"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
