@@ -33,7 +33,7 @@ type step struct {
 	kind     stepKind
 	find     finder
 	behavior behavior
-	invert   bool   // of removed only: it makes no difference to the others that know no sides
+	invert   bool   // what does not match counts as the match
 	rep      string // of Metaspace
 	scheme   string
 	inner    *step // how Metaspace splits; nil: not at all
@@ -57,9 +57,20 @@ const (
 	contiguous
 )
 
-var behaviors = map[string]behavior{
-	"Isolated": isolated, "Removed": removed, "MergedWithPrevious": mergedWithPrevious,
-	"MergedWithNext": mergedWithNext, "Contiguous": contiguous,
+func behaviorOf(name string) (b behavior, ok bool) {
+	switch name {
+	case "Isolated":
+		return isolated, true
+	case "Removed":
+		return removed, true
+	case "MergedWithPrevious":
+		return mergedWithPrevious, true
+	case "MergedWithNext":
+		return mergedWithNext, true
+	case "Contiguous":
+		return contiguous, true
+	}
+	return 0, false
 }
 
 // gpt2 is the pattern inside ByteLevel.
@@ -77,7 +88,7 @@ func (t *Tokenizer) preTokenizer(place string, c *component) error {
 	s := step{}
 	switch c.Type {
 	case "Split", "Punctuation":
-		b, ok := behaviors[c.Behavior]
+		b, ok := behaviorOf(c.Behavior)
 		if !ok && !(c.Type == "Punctuation" && c.Behavior == "") {
 			return unsupported(place, fmt.Sprintf("behavior %q", c.Behavior))
 		}
