@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"compress/gzip"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,9 +36,11 @@ type render struct {
 	Name, Request, Rendered, Refused string
 }
 
-func renders(t testing.TB) []render {
+func renders(t testing.TB) []render { return readRenders[render](t, "testdata/renders.jsonl.gz") }
+
+func readRenders[T any](t testing.TB, file string) []T {
 	t.Helper()
-	f, err := os.Open("testdata/renders.jsonl.gz")
+	f, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,11 +49,11 @@ func renders(t testing.TB) []render {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out []render
+	var out []T
 	lines := bufio.NewScanner(z)
-	lines.Buffer(nil, 1<<20)
+	lines.Buffer(nil, 1<<24)
 	for lines.Scan() {
-		var r render
+		var r T
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			t.Fatal(err)
 		}
@@ -245,22 +246,43 @@ func FuzzRender(f *testing.F) {
 	})
 }
 
-func BenchmarkRender(b *testing.B) {
-	tmpl := tiny(b)
-	for _, n := range []int{2, 100} {
-		var msgs []string
-		for i := range n {
-			msgs = append(msgs, fmt.Sprintf(`{"role":%q,"content":%q}`, []string{"user", "assistant"}[i%2], strings.Repeat("Some words of a turn. ", 60)))
-		}
-		raw := json.RawMessage("[" + strings.Join(msgs, ",") + "]")
-		b.Run(fmt.Sprintf("%dmessages", n), func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(len(raw)))
-			for b.Loop() {
-				if _, err := tmpl.Render(day, Request{Messages: raw, AddGenerationPrompt: true}); err != nil {
-					b.Fatal(err)
-				}
+// TestOwnTemplates compares with vLLM 0.32.0 on templates that use most of
+// Jinja; test/parity/chat.py wrote the renders.
+func TestOwnTemplates(t *testing.T) {
+	templates := map[string]*Template{}
+	equal, refused := 0, 0
+	for _, r := range readRenders[ownRender](t, "testdata/own.jsonl.gz") {
+		tmpl := templates[r.Model]
+		if tmpl == nil {
+			text, err := os.ReadFile("testdata/templates/" + filepath.Base(r.Model))
+			if err != nil {
+				t.Fatal(err)
 			}
-		})
+			if tmpl, err = (Options{Template: string(text)}).Load(tinymodel.FS()); err != nil {
+				t.Fatal(r.Model, err)
+			}
+			templates[r.Model] = tmpl
+		}
+		req, err := openai.Parse("/v1/chat/completions", []byte(r.Request))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tmpl.Render(day, request(req))
+		switch {
+		case (err != nil) != (r.Refused != ""):
+			t.Errorf("%s: error %v, the engine's %q\nrequest %s", r.Model, err, r.Refused, r.Request)
+		case err != nil:
+			refused++
+		case got != r.Rendered:
+			t.Errorf("%s:\n got %q\nwant %q\nrequest %s", r.Model, got, r.Rendered, r.Request)
+		default:
+			equal++
+		}
 	}
+	if equal < 200 {
+		t.Errorf("%d equal renders, want at least 200", equal)
+	}
+	t.Logf("%d templates, %d equal renders, %d refused by both", len(templates), equal, refused)
 }
+
+type ownRender struct{ Model, Request, Rendered, Refused string }

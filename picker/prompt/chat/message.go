@@ -55,7 +55,8 @@ func (t *source) conversation(d *jinja.Decoder, raw json.RawMessage, m *media) (
 
 // message brings one message into the form that templates see.
 func (t *source) message(d *jinja.Decoder, in *jinja.Dict, m *media) (*jinja.Dict, error) {
-	role, ok := textOf(in, "role")
+	rawRole, _ := in.Get("role")
+	role, ok := rawRole.(string)
 	if !ok {
 		return nil, errors.New("role is missing")
 	}
@@ -64,7 +65,7 @@ func (t *source) message(d *jinja.Decoder, in *jinja.Dict, m *media) (*jinja.Dic
 		return nil, err
 	}
 	out := &jinja.Dict{}
-	out.Set("role", role)
+	out.Set("role", rawRole)
 	out.Set("content", content)
 	switch role {
 	case "assistant":
@@ -117,7 +118,8 @@ func textOf(d *jinja.Dict, key string) (string, bool) {
 // or the list of parts if the template wants that.
 func (t *source) contentOf(in *jinja.Dict, role string, m *media) (any, error) {
 	var parts []any
-	switch c, _ := in.Get("content"); c := c.(type) {
+	raw, _ := in.Get("content")
+	switch c := raw.(type) {
 	case nil:
 	case string:
 		if role == "system" {
@@ -125,7 +127,7 @@ func (t *source) contentOf(in *jinja.Dict, role string, m *media) (any, error) {
 			break
 		}
 		if !t.parts {
-			return c, nil
+			return raw, nil
 		}
 		return &jinja.List{Items: []any{textPart(c)}}, nil
 	case *jinja.List:

@@ -19,9 +19,21 @@ type env struct {
 type frame struct {
 	vars   []Var
 	parent *frame
+	kept   bool // a macro looks at it later
 }
 
-func newFrame(parent *frame) *frame { return &frame{make([]Var, 0, 6), parent} }
+func newFrame(parent *frame) *frame { return &frame{vars: make([]Var, 0, 6), parent: parent} }
+
+// again empties a frame for the next iteration of a loop, or makes a new one if
+// this one is kept.
+func (f *frame) again() *frame {
+	if f.kept {
+		return newFrame(f.parent)
+	}
+	clear(f.vars)
+	f.vars = f.vars[:0]
+	return f
+}
 
 func (f *frame) set(name string, v any) {
 	for i := range f.vars {
@@ -232,10 +244,12 @@ func (s *forStmt) run(e *env, list []any, depth int) {
 	defer func() { e.frame = outer }()
 	done := false // an iteration came to its end: to Jinja, else is for loops without one
 	l := &loop{stmt: s, home: outer, items: list, depth: depth}
+	inner := newFrame(outer)
 	for i, v := range list {
 		e.step()
 		l.i = i
-		e.frame = newFrame(outer)
+		inner = inner.again()
+		e.frame = inner
 		s.bind(e, v)
 		e.frame.set("loop", l)
 		switch e.run(s.body) {
@@ -269,9 +283,10 @@ func (s *forStmt) list(e *env, iter expr) []any {
 	outer := e.frame
 	defer func() { e.frame = outer }()
 	var kept []any
+	e.frame = newFrame(outer)
 	for _, v := range list {
 		e.step()
-		e.frame = newFrame(outer)
+		e.frame = e.frame.again()
 		s.bind(e, v)
 		if truth(s.cond.eval(e)) {
 			kept = append(kept, v)
@@ -298,16 +313,25 @@ func (s *scopeStmt) exec(e *env) control {
 }
 
 func (s *macroStmt) exec(e *env) control {
-	e.frame.set(s.name, &macro{s, e.frame})
+	e.frame.set(s.name, e.macro(s))
 	return ctlNext
 }
 
 func (s *callStmt) exec(e *env) control {
 	defer at(s.fn.line)
 	args, kw := s.fn.call.eval(e)
-	kw = append(kw, kwarg{"caller", &macro{s.body, e.frame}})
+	kw = append(kw, kwarg{"caller", e.macro(s.body)})
 	e.out = appendStr(e.out, e.call(s.fn.fn.eval(e), args, kw))
 	return ctlNext
+}
+
+// macro makes a macro that sees the variables of this place, and of all around
+// it.
+func (e *env) macro(s *macroStmt) *macro {
+	for f := e.frame; f != nil && !f.kept; f = f.parent {
+		f.kept = true
+	}
+	return &macro{s, e.frame}
 }
 
 func (m *macro) call(e *env, args []any, kw []kwarg) any {

@@ -70,6 +70,9 @@ func (d *Dict) Set(key string, val any) {
 		d.vals[i] = val
 		return
 	}
+	if d.keys == nil {
+		d.keys, d.vals = make([]string, 0, 4), make([]any, 0, 4)
+	}
 	d.keys = append(d.keys, key)
 	d.vals = append(d.vals, val)
 	switch {
