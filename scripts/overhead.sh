@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the gateway adds to a request, in time to first byte and CPU, beside round-robin in the same
-# gateway and nginx as a bare proxy. Takes about two minutes; give it a quiet machine.
+# gateway and nginx as a bare proxy. Takes about three minutes; give it a quiet machine.
 # Arguments go to test/overhead, e.g. --json, -sizes 128, -model DIR, -engines emulated; see -help.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -15,6 +15,7 @@ import (
 type sample struct {
 	firstByte time.Duration // from before the request is written to the answer's first byte
 	late      time.Duration // sent later than planned
+	cpu       time.Duration // that the target took meanwhile, and shortly after
 	err       error
 }
 
@@ -22,6 +23,7 @@ type sample struct {
 type client struct {
 	url  string
 	http http.Client
+	cpu  func() (time.Duration, error) // that the target has taken so far; nil: not known
 }
 
 func newClient(url string) *client {
@@ -52,6 +54,28 @@ func (c *client) send(ctx context.Context, body []byte) (s sample) {
 	return sample{firstByte: first.Sub(start), err: err}
 }
 
+// settle is how long a target may work on after its answer's end.
+const settle = 2 * time.Millisecond
+
+// measured is send with the CPU time that the target takes for it.
+func (c *client) measured(ctx context.Context, body []byte) sample {
+	if c.cpu == nil {
+		return c.send(ctx, body)
+	}
+	before, err := c.cpu()
+	if err != nil {
+		return sample{err: err}
+	}
+	s := c.send(ctx, body)
+	time.Sleep(settle)
+	after, err := c.cpu()
+	if s.err == nil {
+		s.err = err
+	}
+	s.cpu = after - before
+	return s
+}
+
 // sendAll sends each request to every target, gap apart and in an order that rotates, whatever
 // became of those before; samples are by target, then by request.
 func sendAll(ctx context.Context, targets []*client, requests [][]byte, gap time.Duration) [][]sample {
@@ -71,7 +95,7 @@ func sendAll(ctx context.Context, targets []*client, requests [][]byte, gap time
 			}
 			late := time.Since(at)
 			wg.Go(func() {
-				s := targets[t].send(ctx, body)
+				s := targets[t].measured(ctx, body)
 				s.late = late
 				out[t][i] = s
 			})

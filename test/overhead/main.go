@@ -95,7 +95,7 @@ func parse(args []string) (cfg config, asJSON bool, err error) {
 	f.IntVar(&cfg.engines, "count", 4, "number of engines")
 	f.StringVar(&sizes, "sizes", "2,32,128,512", "sizes of bodies in KiB")
 	f.IntVar(&cfg.requests, "requests", 100, "requests of each size, cold and warm, to each target")
-	f.Float64Var(&cfg.load, "load", 1, "multiplies the rates: 200, 125, 40, 10 requests a second to all targets together, by size")
+	f.Float64Var(&cfg.load, "load", 1, "multiplies the rates: 100 requests a second to all targets together, 40 above 32 KiB, 10 above 128 KiB")
 	f.Uint64Var(&cfg.seed, "seed", 1, "seed of the texts")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
@@ -122,13 +122,11 @@ func parse(args []string) (cfg config, asJSON bool, err error) {
 
 // gap is the time between two requests, whatever their targets.
 func (c *config) gap(size int) time.Duration {
-	perSec := 10.0
+	perSec := 100.0
 	switch {
-	case size <= 2<<10:
-		perSec = 200
-	case size <= 32<<10:
-		perSec = 125
-	case size <= 128<<10:
+	case size > 128<<10:
+		perSec = 10
+	case size > 32<<10:
 		perSec = 40
 	}
 	return time.Duration(float64(time.Second) / (perSec * c.load))

@@ -22,7 +22,8 @@ type target struct {
 	process *cluster.Process // nil: an engine itself
 	admin   string           // of a gateway
 	client  *client
-	idle    float64 // CPU that it takes without requests, seconds in a second
+	idle    float64 // CPU that it takes before the first request, seconds in a second
+	rest    float64 // the same after the last one, when there is something to forget
 }
 
 // bench is all that runs.
@@ -46,14 +47,8 @@ func measure(ctx context.Context, cfg config) (*report, error) {
 	if cfg.emulated {
 		rep.Engines = "emulated, with agents"
 	}
-	if err := b.measureIdle(ctx); err != nil {
+	if err := b.measureIdle(ctx, 3*time.Second, func(t *target, cpu float64) { t.idle = cpu }); err != nil {
 		return nil, err
-	}
-	rep.IdleMs = map[string]float64{}
-	for _, t := range b.targets {
-		if t.process != nil {
-			rep.IdleMs[t.name] = 1000 * t.idle
-		}
 	}
 	for _, size := range cfg.sizes {
 		for _, warm := range []bool{false, true} {
@@ -66,6 +61,15 @@ func measure(ctx context.Context, cfg config) (*report, error) {
 				return nil, err
 			}
 			rep.Cells = append(rep.Cells, c)
+		}
+	}
+	// A gateway forgets what it has marked every ten seconds.
+	if err := b.measureIdle(ctx, 10*time.Second, func(t *target, cpu float64) { t.rest = cpu }); err != nil {
+		return nil, err
+	}
+	for _, t := range b.targets {
+		if t.process != nil {
+			rep.Background = append(rep.Background, background{t.name, 1000 * t.idle, 1000 * t.rest})
 		}
 	}
 	if !cfg.emulated {
@@ -179,6 +183,11 @@ func (b *bench) up(ctx context.Context) error {
 	for i, g := range slices.Backward(b.fleet.Gateways) {
 		b.targets = append(b.targets, &target{name: names[i], process: g.Process, admin: g.Admin, client: newClient(g.URL)})
 	}
+	for _, t := range b.targets {
+		if t.process != nil {
+			t.client.cpu = func() (time.Duration, error) { return cpuTime("/proc", t.process.Pid()) }
+		}
+	}
 	return b.waitServing(ctx)
 }
 
@@ -223,20 +232,19 @@ func (b *bench) down() {
 func (b *bench) cpu() ([]time.Duration, error) {
 	out := make([]time.Duration, len(b.targets))
 	for i, t := range b.targets {
-		if t.process == nil {
+		if t.client.cpu == nil {
 			continue
 		}
 		var err error
-		if out[i], err = cpuTime("/proc", t.process.Pid()); err != nil {
+		if out[i], err = t.client.cpu(); err != nil {
 			return nil, fmt.Errorf("CPU time of %s: %w", t.name, err)
 		}
 	}
 	return out, nil
 }
 
-// measureIdle finds what the targets take without requests: gossip, scrapes.
-func (b *bench) measureIdle(ctx context.Context) error {
-	const span = 3 * time.Second
+// measureIdle tells what each target takes without requests: gossip, scrapes.
+func (b *bench) measureIdle(ctx context.Context, span time.Duration, tell func(t *target, cpu float64)) error {
 	before, err := b.cpu()
 	if err != nil {
 		return err
@@ -247,12 +255,13 @@ func (b *bench) measureIdle(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	took := time.Since(start).Seconds()
 	after, err := b.cpu()
 	if err != nil {
 		return err
 	}
 	for i, t := range b.targets {
-		t.idle = (after[i] - before[i]).Seconds() / time.Since(start).Seconds()
+		tell(t, (after[i]-before[i]).Seconds()/took)
 	}
 	return nil
 }
@@ -284,7 +293,7 @@ func (b *bench) cell(ctx context.Context, w workload, size int, warm bool) (cell
 	}
 	start := time.Now()
 	samples := sendAll(ctx, clients, w.requests, b.cfg.gap(size))
-	took := time.Since(start)
+	took := time.Since(start).Seconds()
 	if err := ctx.Err(); err != nil {
 		return c, err
 	}
@@ -294,16 +303,18 @@ func (b *bench) cell(ctx context.Context, w workload, size int, warm bool) (cell
 	}
 	n := float64(len(w.requests))
 	for i, t := range b.targets {
-		r := row{Target: t.name, Gateway: t.admin != "", HasCPU: t.process != nil, CPUMs: max(0, load.Millis(after[i]-before[i])-t.idle*load.Millis(took)) / n}
-		var first, late []float64
+		r := row{Target: t.name, Gateway: t.admin != "", HasCPU: t.process != nil}
+		r.MeanCPUMs = max(0, load.Millis(after[i]-before[i])-1000*t.idle*took) / n
+		var first, late, cpu []float64
 		for _, s := range samples[i] {
 			if s.err != nil {
 				return c, fmt.Errorf("%d KiB to %s: %w", c.KiB, t.name, s.err)
 			}
 			first = append(first, load.Millis(s.firstByte))
 			late = append(late, load.Millis(s.late))
+			cpu = append(cpu, load.Millis(s.cpu))
 		}
-		r.FirstByte, r.LateMs = load.QuantilesOf(first), load.QuantilesOf(late).P99
+		r.FirstByte, r.CPU, r.LateMs = load.QuantilesOf(first), load.QuantilesOf(cpu), load.QuantilesOf(late).P99
 		count, err := b.prompts(t)
 		if err != nil {
 			return c, err

@@ -153,11 +153,11 @@ func TestSendAll(t *testing.T) {
 
 func TestReport(t *testing.T) {
 	rep := report{Machine: "1 x cpu", Engines: "stubs", Count: 4, Requests: 9, Skipped: []string{errNoNginx.Error()},
-		IdleMs: map[string]float64{"prefix": 2},
+		Background: []background{{"prefix", 2, 12}},
 		Cells: []cell{{KiB: 32, Warm: true, Rows: []row{
 			{Target: "engine", FirstByte: load.Quantiles{P50: 0.5, P99: 1}},
-			{Target: "forward only", Gateway: true, HasCPU: true, FirstByte: load.Quantiles{P50: 1, P99: 2}, CPUMs: 0.5},
-			{Target: "prefix", Gateway: true, HasCPU: true, FirstByte: load.Quantiles{P50: 1.25, P99: 3}, CPUMs: 0.75, Tokenized: 1, LateMs: 4},
+			{Target: "forward only", Gateway: true, HasCPU: true, FirstByte: load.Quantiles{P50: 1, P99: 2}, CPU: load.Quantiles{P50: 0.5}},
+			{Target: "prefix", Gateway: true, HasCPU: true, FirstByte: load.Quantiles{P50: 1.25, P99: 3}, CPU: load.Quantiles{P50: 0.75}, MeanCPUMs: 0.875, Tokenized: 1, LateMs: 4},
 		}}},
 		Scaling: []scaling{{64, 1}},
 	}
@@ -165,7 +165,7 @@ func TestReport(t *testing.T) {
 	if err := rep.write(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"32 KiB", "warm", "+0.75 ms", "0.75 ms", "1.5", "apt-get install nginx-light", "64 engines the gateway tokenizes 1.00", "within 4.0 ms", "without requests prefix takes 2.0 ms"} {
+	for _, want := range []string{"32 KiB", "warm", "+0.75 ms", "0.75 ms", "0.88 ms", "1.5", "apt-get install nginx-light", "64 engines the gateway tokenizes 1.00", "within 4.0 ms", "without requests prefix takes 2.0 ms of CPU in a second before the first of them, 12.0 ms"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in:\n%s", want, b.String())
 		}
@@ -177,8 +177,8 @@ func TestParse(t *testing.T) {
 	if err != nil || !asJSON || !cfg.emulated || len(cfg.sizes) != 2 || cfg.sizes[1] != 128<<10 {
 		t.Errorf("parse = %+v, %v, %v", cfg, asJSON, err)
 	}
-	if got := cfg.gap(2 << 10); got != time.Second/400 {
-		t.Errorf("gap = %v, want 2.5ms", got)
+	if got := cfg.gap(2 << 10); got != 5*time.Millisecond {
+		t.Errorf("gap = %v, want 5ms", got)
 	}
 	for _, args := range []string{"-sizes 0", "-sizes x", "-engines real", "-engines emulated -model x", "-count 0", "-load 0"} {
 		if _, _, err := parse(strings.Fields(args)); err == nil {

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 
@@ -14,16 +12,22 @@ import (
 
 // report is the outcome of one run.
 type report struct {
-	Machine  string   `json:"machine"`
-	Engines  string   `json:"engines"`
-	Count    int      `json:"engine_count"`
-	Requests int      `json:"requests"` // in each cell, to each target
-	Skipped  []string `json:"skipped,omitempty"`
-	// IdleMs is the CPU time that each process takes without requests, in a second.
-	IdleMs map[string]float64 `json:"idle_ms_per_s"`
-	Cells  []cell             `json:"cells"`
+	Machine    string       `json:"machine"`
+	Engines    string       `json:"engines"`
+	Count      int          `json:"engine_count"`
+	Requests   int          `json:"requests"` // in each cell, to each target
+	Skipped    []string     `json:"skipped,omitempty"`
+	Cells      []cell       `json:"cells"`
+	Background []background `json:"background"`
 	// Scaling is how many prompts a gateway tokenizes a request, by the number of its engines.
 	Scaling []scaling `json:"scaling,omitempty"`
+}
+
+// background is the CPU time that a process takes without requests.
+type background struct {
+	Target   string  `json:"target"`
+	BeforeMs float64 `json:"before_ms_per_s"` // the first request, in a second
+	AfterMs  float64 `json:"after_ms_per_s"`  // the last one
 }
 
 type scaling struct {
@@ -44,7 +48,8 @@ type row struct {
 	FirstByte load.Quantiles `json:"first_byte_ms"`
 	Gateway   bool           `json:"gateway"`
 	HasCPU    bool           `json:"has_cpu"`
-	CPUMs     float64        `json:"cpu_ms"`      // a request, less what the process takes without any
+	CPU       load.Quantiles `json:"cpu_ms"`      // between a request and the end of its answer
+	MeanCPUMs float64        `json:"cpu_mean_ms"` // of the whole process by request, less the background before the first one
 	Tokenized float64        `json:"tokenized"`   // prompts that the gateway tokenized, a request
 	LateMs    float64        `json:"late_p99_ms"` // of the client
 }
@@ -69,7 +74,7 @@ func (rep *report) write(w io.Writer) error {
 	t := table.NewWriter()
 	t.SetOutputMirror(&b)
 	t.SetStyle(table.StyleLight)
-	t.AppendHeader(table.Row{"body", "", "target", "first byte p50", "p99", "added p50", "CPU a request", "tokenized", "CPU : forward only", "CPU : nginx"})
+	t.AppendHeader(table.Row{"body", "", "target", "first byte p50", "p99", "added p50", "CPU p50", "p99", "mean", "tokenized", "p50 : forward only", ": nginx"})
 	for i := range rep.Cells {
 		c := &rep.Cells[i]
 		if i > 0 {
@@ -80,9 +85,10 @@ func (rep *report) write(w io.Writer) error {
 		}
 	}
 	t.Render()
-	fmt.Fprintln(&b, "added: to the engine's own first byte, medians. CPU: of the proxy's process, less what it takes without requests.")
-	for _, name := range slices.Sorted(maps.Keys(rep.IdleMs)) {
-		fmt.Fprintf(&b, "without requests %s takes %.1f ms of CPU in a second\n", name, rep.IdleMs[name])
+	fmt.Fprintln(&b, "added: to the engine's own first byte, medians. CPU p50, p99: of the proxy's process from a request to the end of its answer.")
+	fmt.Fprintln(&b, "mean: all its CPU by request, collecting garbage and forgetting marks included, less what it takes before the first one.")
+	for _, g := range rep.Background {
+		fmt.Fprintf(&b, "without requests %s takes %.1f ms of CPU in a second before the first of them, %.1f ms after the last\n", g.Target, g.BeforeMs, g.AfterMs)
 	}
 	for _, s := range rep.Scaling {
 		fmt.Fprintf(&b, "with %d engines the gateway tokenizes %.2f prompts a request\n", s.Engines, s.Tokenized)
@@ -100,22 +106,27 @@ func (c *cell) line(r *row, first bool) table.Row {
 			state = "warm"
 		}
 	}
-	cells := []string{"", "", "", "", ""} // added, CPU, tokenized, ratios
+	added, cpu, ratios, tokenized := "", [3]string{}, [2]string{}, ""
 	if engine := c.of("engine"); engine != nil && r != engine {
-		cells[0] = fmt.Sprintf("%+.2f ms", r.FirstByte.P50-engine.FirstByte.P50)
+		added = fmt.Sprintf("%+.2f ms", r.FirstByte.P50-engine.FirstByte.P50)
 	}
 	if r.HasCPU {
-		cells[1] = fmt.Sprintf("%.2f ms", r.CPUMs)
+		for i, ms := range []float64{r.CPU.P50, r.CPU.P99, r.MeanCPUMs} {
+			cpu[i] = fmt.Sprintf("%.2f ms", ms)
+		}
 		for i, other := range []string{"forward only", "nginx"} {
-			if o := c.of(other); o != nil && o != r && o.CPUMs > 0 {
-				cells[3+i] = fmt.Sprintf("%.1f", r.CPUMs/o.CPUMs)
+			if o := c.of(other); o != nil && o != r && o.CPU.P50 > 0 {
+				ratios[i] = fmt.Sprintf("%.1f", r.CPU.P50/o.CPU.P50)
 			}
 		}
 	}
 	if r.Gateway {
-		cells[2] = fmt.Sprintf("%.2f", r.Tokenized)
+		tokenized = fmt.Sprintf("%.2f", r.Tokenized)
 	}
-	return table.Row{body, state, r.Target, fmt.Sprintf("%.2f ms", r.FirstByte.P50), fmt.Sprintf("%.2f ms", r.FirstByte.P99), cells[0], cells[1], cells[2], cells[3], cells[4]}
+	return table.Row{
+		body, state, r.Target, fmt.Sprintf("%.2f ms", r.FirstByte.P50), fmt.Sprintf("%.2f ms", r.FirstByte.P99), added,
+		cpu[0], cpu[1], cpu[2], tokenized, ratios[0], ratios[1],
+	}
 }
 
 func (rep *report) lateness() float64 {
