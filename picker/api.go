@@ -16,13 +16,14 @@ import (
 type Request struct {
 	ID    string
 	Model string // empty: any
-	// TokenIDs is the whole prompt, PromptTokens then not looked at. Nil and no Chains: unknown, the request is routed by
-	// load, and PromptTokens estimates its length.
-	TokenIDs     []uint32
+	// TokenIDs is the prompt, or as much of its beginning as is known. Nil and no Chains: unknown, the request is routed
+	// by load.
+	TokenIDs []uint32
+	// PromptTokens is the prompt's length. It may be left out if TokenIDs are the whole prompt.
 	PromptTokens int
 	// Chains are the prompt's block hashes for those who have them already: one for each of BlockSizes, made with Hasher
-	// and the root of Extras, and PromptTokens then is the prompt's exact length. One that does not fit is not used; the
-	// picker hashes TokenIDs for block sizes without a chain, and where there are none it counts on nothing cached.
+	// and the root of Extras. One that does not fit is not used; the picker hashes TokenIDs for block sizes without a
+	// chain, and where there are none it counts on nothing cached.
 	Chains []blockhash.Chain
 	// Extras are what the engine folds into its block hashes: LoRA name, cache salt, and multimodal items or embeddings
 	// with their offset in tokens from the start of the prompt. Blocks from the first such item on are not matched.

@@ -53,10 +53,7 @@ type query struct {
 // reset makes q the query of a request. It keeps the scratch.
 func (q *query) reset(req Request, now time.Time) {
 	q.req, q.start = req, now
-	q.tokens = len(req.TokenIDs)
-	if req.TokenIDs == nil {
-		q.tokens = max(0, req.PromptTokens)
-	}
+	q.tokens = max(len(req.TokenIDs), req.PromptTokens)
 	if s := req.session(); s != "" {
 		q.key = xxh3.HashString(s)
 	} else {
