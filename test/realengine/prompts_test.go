@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
@@ -149,8 +150,15 @@ func (f *fleet) ownIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	asking := f.onlyTokenize(t)
+	hasher := blockhash.NewHasher(blockhash.DefaultSeed)
+	chaining, err := prompt.New(prompt.Config{
+		Models: map[string]string{"tiny": f.model}, BlockSizes: func() []int { return []int{16, blockSize} }, Hasher: hasher,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	g := newGenerator(promptSeed)
-	var equal, accepted, refused, tokenized, asked int
+	var equal, accepted, refused, tokenized, asked, chains int
 	rungs := map[string]int{}    // of accepted requests, by API and rung
 	reasons := map[string]int{}  // why not own
 	refusals := map[string]int{} // by the engine
@@ -194,6 +202,20 @@ func (f *fleet) ownIDs(t *testing.T) {
 				rungs[r.path+" "+got.Rung]++
 			}
 		}
+		for _, state := range []string{"first", "again"} { // then from caches
+			got, err := chaining.Resolve(t.Context(), req, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Rung != prompt.RungNone {
+				chains++
+				if !chained(hasher, &got, want) {
+					ok = false
+					t.Errorf("%s (%s): the chain is not that of the engine's ids, %s\n%s", r.path, r.note, state, body)
+				}
+			}
+			got.Release()
+		}
 		if got, err := asking.Resolve(t.Context(), req, f.engines[0].url); err != nil {
 			t.Fatal(err)
 		} else if got.TokenIDs != nil {
@@ -216,10 +238,23 @@ func (f *fleet) ownIDs(t *testing.T) {
 			equal++
 		}
 	}
-	t.Logf("%d of %d requests equal; %d compared with /tokenize too; %d more refused by the engine", equal, accepted, tokenized, refused)
+	t.Logf("%d of %d requests equal, %d times as chains; %d compared with /tokenize too; %d more refused by the engine", equal, accepted, chains, tokenized, refused)
 	t.Logf("rungs: %v; with no files and render closed %d by /tokenize", rungs, asked)
 	t.Logf("not own: %v", reasons)
 	t.Logf("refused by the engine: %v", refusals)
+}
+
+// chained tells whether a result's chains are those of one of the prompts.
+func chained(hasher blockhash.Hasher, got *prompt.Result, prompts [][]uint32) bool {
+	root := hasher.Root(got.Extras...)
+	return slices.ContainsFunc(prompts, func(ids []uint32) bool {
+		for _, c := range got.Chains {
+			if !slices.Equal(c.Hashes, hasher.AppendChain(nil, root, ids, c.BlockSize)) {
+				return false
+			}
+		}
+		return len(got.Chains) > 0 && got.EstimatedTokens == len(ids)
+	})
 }
 
 // difference of ids to those of the prompts of one request, the longest of which decides;
