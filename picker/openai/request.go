@@ -76,10 +76,12 @@ type Request struct {
 	Model string // "" if not given: the engine takes its own
 
 	Stream       bool
-	IncludeUsage bool   // the client asked for usage in the stream
-	N            int    // sequences from this prompt: the larger of n and best_of, at least 1
-	MaxTokens    int    // output tokens at most, per sequence; 0: no limit given
-	User         string // the client's name for its end user
+	IncludeUsage bool // the client asked for usage in the stream
+	// StreamOptions is an object or null.
+	StreamOptions json.RawMessage
+	N             int    // sequences from this prompt: the larger of n and best_of, at least 1
+	MaxTokens     int    // output tokens at most, per sequence; 0: no limit given
+	User          string // the client's name for its end user
 
 	// Prompts holds the prompts of a completion, an embedding or a /tokenize
 	// request; empty for chat. Longest gives the one that decides.
@@ -266,6 +268,7 @@ func (p *parser) raw(name string, first byte) json.RawMessage {
 
 func (p *parser) common(r *Request) {
 	p.flag(&r.Stream, "stream", false)
+	r.StreamOptions = p.f["stream_options"]
 	if so := p.raw("stream_options", '{'); so != nil {
 		v, err := boolean(member(so, "include_usage"), false)
 		r.IncludeUsage = v

@@ -22,7 +22,7 @@ func TestParse(t *testing.T) {
 			"reasoning_effort":"low","cache_salt":"s","prompt_logprobs":0,"truncate_prompt_tokens":-1,"truncation_side":"left","user":"u",
 			"kv_transfer_params":{"do_remote_decode":false,"prompt_token_ids":[1,2,4294967295]},"mm_processor_kwargs":{},
 			"media_io_kwargs":{"video":{}},"response_format":{"type":"text"},"temperature":0.5,"extra":{"deep":[{}]}}`,
-			Request{Kind: Chat, Model: "m", Stream: true, IncludeUsage: true, N: 2, MaxTokens: 7, User: "u",
+			Request{Kind: Chat, Model: "m", Stream: true, IncludeUsage: true, StreamOptions: json.RawMessage(`{"include_usage":true}`), N: 2, MaxTokens: 7, User: "u",
 				TokenIDs: []uint32{1, 2, 4294967295}, Messages: json.RawMessage(`[{"role":"user","content":"hi"}]`),
 				Tools: json.RawMessage(`[{"type":"function"}]`), ToolChoice: json.RawMessage(`"none"`),
 				Documents: json.RawMessage(`[{"title":"t"}]`), ChatTemplateKwargs: json.RawMessage(`{"a":1}`),
@@ -191,7 +191,7 @@ func FuzzParse(f *testing.F) {
 		if s := string(body); !json.Valid(bytes.TrimPrefix(body, byteOrderMark)) && !strings.Contains(s, "NaN") && !strings.Contains(s, "Infinity") {
 			t.Fatalf("accepted invalid JSON %q", body)
 		}
-		forced, changed := ForceUsage(body)
+		forced, changed := r.ForceUsage()
 		if !changed {
 			return
 		}

@@ -76,24 +76,15 @@ func count(v []byte) int {
 	return max(0, n)
 }
 
-// ForceUsage returns a body that asks for usage at the end of its stream, and
-// whether that differs from what the client asked: then the client's answer
-// goes through StripUsage. It is meant for chat and completions; the other APIs
-// report usage unasked. A body that does not stream, asks already or cannot
-// be read comes back as it is. Otherwise one member is inserted or one value
-// replaced in a copy; no other byte changes place.
-func ForceUsage(body []byte) ([]byte, bool) {
-	var stream, options []byte
-	err := members(body, func(k string, v []byte) error {
-		switch k {
-		case "stream":
-			stream = v
-		case "stream_options":
-			options = v
-		}
-		return nil
-	})
-	if on, e := boolean(stream, false); err != nil || e != nil || !on {
+// ForceUsage returns the request's body with usage asked for at the end of its
+// stream, and whether that differs from what the client asked: then the
+// client's answer goes through StripUsage. It is meant for chat and completions;
+// the other APIs report usage unasked. The body of a request that does not
+// stream or asks already comes back as it is. Otherwise one member is inserted
+// or one value replaced in a copy; no other byte changes place.
+func (r *Request) ForceUsage() ([]byte, bool) {
+	body, options := r.Body, r.StreamOptions
+	if !r.Stream || r.IncludeUsage {
 		return body, false
 	}
 	const ask = `"include_usage":true`
@@ -104,14 +95,8 @@ func ForceUsage(body []byte) ([]byte, bool) {
 	case options[0] == 'n':
 		at := offset(body, options)
 		return splice(body, at, at+len(options), `{`+ask+`}`), true
-	case options[0] != '{':
-		return body, false
 	}
-	include := member(options, "include_usage")
-	if on, err := boolean(include, false); err != nil || on {
-		return body, false
-	}
-	if include != nil {
+	if include := member(options, "include_usage"); include != nil {
 		at := offset(body, include)
 		return splice(body, at, at+len(include), "true"), true
 	}

@@ -118,8 +118,8 @@ func (p *Proxy) read(c *call) bool {
 		return false
 	}
 	c.req, c.body = req, c.original
-	if (req.Kind == openai.Chat || req.Kind == openai.Completion) && req.Stream && !req.IncludeUsage {
-		c.body, c.strip = openai.ForceUsage(c.original)
+	if req.Kind == openai.Chat || req.Kind == openai.Completion {
+		c.body, c.strip = req.ForceUsage()
 	}
 	if left, refused := p.deaths.refuses(time.Now(), c.original); refused {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int(left.Seconds())+1))
