@@ -157,6 +157,7 @@ func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason strin
 		promised:  predicted(q, digest, s.blockSize),
 	}
 	e.ledger.Bind(now, &f.Flight)
+	e.bound = now
 	p.book(now, e)
 	p.watch(t, i, f, chain, digest)
 	p.mark(now, q, i, chain)

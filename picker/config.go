@@ -55,6 +55,8 @@ type Config struct {
 // HoldConfig bounds how long requests wait at the gateway for an endpoint that is ready.
 type HoldConfig struct {
 	MaxAge        time.Duration `json:"max-age" help:"longest hold of a request; 0 binds at arrival"`
+	ShedAfter     time.Duration `json:"shed-after" help:"longest hold of a sheddable request, which is then refused"`
+	DoubtAfter    time.Duration `json:"doubt-after" help:"an endpoint that gets nothing for so long, while requests wait as long, is tried whatever waits in its engine"`
 	DeadlineShare float64       `json:"deadline-share" help:"share of the time to a request's deadline that it may be held"`
 	MaxRequests   int           `json:"max-requests" help:"requests held at once"`
 	MaxBytes      int64         `json:"max-bytes" help:"bytes of requests held at once"`
@@ -122,7 +124,7 @@ func Default() Config {
 		Pool: "default", Discover: true, BlockSize: 16,
 		Policy: DefaultPolicy(),
 		Hold: HoldConfig{
-			MaxAge: h.MaxAge, DeadlineShare: h.DeadlineShare, MaxRequests: h.MaxRequests, MaxBytes: h.MaxBytes,
+			MaxAge: h.MaxAge, ShedAfter: h.ShedAfter, DoubtAfter: h.DoubtAfter, DeadlineShare: h.DeadlineShare, MaxRequests: h.MaxRequests, MaxBytes: h.MaxBytes,
 			Patience: h.Patience, AgeCredit: h.AgeCredit, AgeGrowth: h.AgeGrowth, MaxScan: h.MaxScan,
 			MaxBound: 64, RetryAfter: time.Second,
 		},
@@ -147,7 +149,7 @@ func Default() Config {
 // time that has to do with the engines' speed is divided by s. Network times stay.
 func (c Config) Scaled(s float64) Config {
 	for _, d := range []*time.Duration{
-		&c.Hold.MaxAge, &c.Hold.AgeGrowth,
+		&c.Hold.MaxAge, &c.Hold.ShedAfter, &c.Hold.DoubtAfter, &c.Hold.AgeGrowth,
 		&c.Score.VictimTau, &c.Score.LowerTierPerToken, &c.Score.MemoryWait,
 		&c.Score.PrefillOverhead, &c.Score.PrefillPerToken,
 		&c.Speculation.Life, &c.Speculation.Memory,
@@ -180,7 +182,8 @@ func (c *ScoreConfig) prefill() score.Model {
 
 func (c *HoldConfig) queue() hold.Config {
 	h := hold.Default()
-	h.MaxAge, h.DeadlineShare, h.MaxRequests, h.MaxBytes = c.MaxAge, c.DeadlineShare, c.MaxRequests, c.MaxBytes
+	h.MaxAge, h.ShedAfter, h.DoubtAfter = c.MaxAge, c.ShedAfter, c.DoubtAfter
+	h.DeadlineShare, h.MaxRequests, h.MaxBytes = c.DeadlineShare, c.MaxRequests, c.MaxBytes
 	h.Patience, h.AgeCredit, h.AgeGrowth, h.MaxScan = c.Patience, c.AgeCredit, c.AgeGrowth, c.MaxScan
 	return h
 }

@@ -49,6 +49,7 @@ type endpoint struct {
 	bare   int      // column in the speculation of endpoints without a digest; never changes
 
 	ledger   hold.Ledger
+	bound    time.Time // last time that a request was; at first when the endpoint joined
 	watched  []*flight // whose end of prefill the digest will show
 	lane     *lane     // in the newest table that has the endpoint
 	stale    bool      // there is an agent, but silent

@@ -14,6 +14,7 @@ type lane struct {
 	trust  float64        // see endpoint.trust
 
 	// Of the ledger, as of the last booking.
+	bound   time.Time // last time that a request was
 	nextEnd time.Time // from which on it has to be asked again; zero: never
 	idle    time.Time // when the queue is empty; nothing if nextEnd is zero
 }
@@ -22,6 +23,7 @@ type lane struct {
 func (p *Picker) book(now time.Time, e *endpoint) {
 	l, f := e.lane, &e.lane.facts
 	queue := e.ledger.Queue(now)
+	l.bound = e.bound
 	l.nextEnd = e.ledger.NextEnd()
 	l.idle = now.Add(queue)
 	f.Queue = ms(queue)

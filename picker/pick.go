@@ -301,5 +301,5 @@ func (p *Picker) Drain() {
 // newEndpoint makes a rank of h. Caller holds p.mu.
 func (p *Picker) newEndpoint(h *host, public Endpoint) *endpoint {
 	p.log.Info("endpoint joined the pool", keyEndpoint, public.ID)
-	return &endpoint{public: public, host: h, bare: p.marks.column(), hash: xxh3.HashString(public.ID), age: -1}
+	return &endpoint{public: public, host: h, bound: p.clock(), bare: p.marks.column(), hash: xxh3.HashString(public.ID), age: -1}
 }

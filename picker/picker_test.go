@@ -190,7 +190,12 @@ func TestHoldEnds(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, 1, tt.change)
+				f := newFleet(t, 1, func(c *Config) {
+					c.Hold.MaxAge = 10 * time.Second
+					if tt.change != nil {
+						tt.change(c)
+					}
+				})
 				defer f.running()()
 				busy(f)
 				ctx, cancel := context.WithCancel(t.Context())

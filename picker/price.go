@@ -82,6 +82,7 @@ func (p *Picker) prepare(now time.Time, q *query, i int, l *lane) {
 	default:
 		f.Matched, f.MatchedAll, f.Trust = int(q.loose[i]), 0, 1
 	}
+	f.Idle = ms(now.Sub(l.bound))
 	if !l.nextEnd.IsZero() {
 		if !now.Before(l.nextEnd) {
 			p.book(now, q.table.endpoints[i])

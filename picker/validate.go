@@ -63,6 +63,8 @@ func (c Config) Validate() error {
 	}
 
 	notNegative("hold.max-age", c.Hold.MaxAge.Seconds())
+	notNegative("hold.shed-after", c.Hold.ShedAfter.Seconds())
+	notNegative("hold.doubt-after", c.Hold.DoubtAfter.Seconds())
 	share("hold.deadline-share", c.Hold.DeadlineShare)
 	atLeast("hold.max-requests", c.Hold.MaxRequests, 0)
 	notNegative("hold.max-bytes", float64(c.Hold.MaxBytes))

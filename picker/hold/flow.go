@@ -34,6 +34,11 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 			}
 			it.Note(c)
 			age := now.Sub(it.Arrived)
+			if doubt := ms(q.cfg.DoubtAfter); ms(age) >= doubt {
+				for i := range c {
+					c[i].Ready = c[i].Ready || c[i].Idle >= doubt
+				}
+			}
 			k := q.Accept(c, it.Key, age)
 			if k < 0 {
 				continue

@@ -48,6 +48,7 @@ func all(q *hold.Queue[string], now time.Time, f fleet) (got []string) {
 
 func queue(change func(*hold.Config)) *hold.Queue[string] {
 	cfg := hold.Default()
+	cfg.MaxAge = 10 * time.Second
 	if change != nil {
 		change(&cfg)
 	}
@@ -177,6 +178,7 @@ func TestBounds(t *testing.T) {
 	f := fleet{
 		"a": waits, "b": waits, "c": waits, "d": waits, "shed": waits,
 		"full": on(score.Candidate{Full: true}), "gone": nil,
+		"idle": on(score.Candidate{Cost: 100, Idle: 6000}, score.Candidate{Cost: 90, Idle: 100}),
 	}
 	item := func(name string) *hold.Item[string] { return &hold.Item[string]{Value: name, Flow: name, Arrived: t0} }
 	tests := []struct {
@@ -261,6 +263,22 @@ func TestBounds(t *testing.T) {
 				q.Add(it)
 			},
 			want: map[time.Duration]string{9 * time.Second: "", 10 * time.Second: "shed:shed"},
+		},
+		{
+			name: "sheddable, off",
+			cfg:  func(c *hold.Config) { c.ShedAfter = 0 },
+			add: func(q *hold.Queue[string]) {
+				it := item("shed")
+				it.Sheddable = true
+				q.Add(it)
+			},
+			want: map[time.Duration]string{0: "shed:shed"},
+		},
+		{
+			name: "an endpoint that gets nothing is tried",
+			cfg:  func(c *hold.Config) { c.MaxAge, c.DoubtAfter = time.Hour, 5*time.Second },
+			add:  func(q *hold.Queue[string]) { q.Add(item("idle")) },
+			want: map[time.Duration]string{4 * time.Second: "", 5 * time.Second: "idle:ready"},
 		},
 		{
 			name: "bound queues at their limit",

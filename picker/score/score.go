@@ -114,6 +114,7 @@ type Endpoint struct {
 	Trust      float64 // share of the match that is believed, 0 to 1
 
 	Queue         float64 // own prefills bound here and not over
+	Idle          float64 // since the last own request was bound here
 	Outstanding   int     // own requests bound here and not ended
 	PendingBlocks int     // KV blocks of own requests that the engine's figures may not show yet
 	Waiting       int     // requests in the engine's queue that this gateway did not bind
@@ -168,6 +169,7 @@ type Candidate struct {
 	Wait     float64 // ms until the prefill could start
 	Uncached int     // prompt tokens to compute, as far as the match is believed
 	Ready    bool    // it can start now
+	Idle     float64 // ms since this gateway last bound something here; 0 if its own requests or the memory are in the way
 	Full     bool    // nothing more may be bound here
 	Stale    bool
 	Terms    Terms
@@ -226,7 +228,11 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	t.Load = p.PerRunning * float64(max(e.Outstanding, e.Running))
 	c.Index, c.Key, c.Uncached = index, e.Key, uncached
 	c.Cost, c.Wait = t.Cost(), wait
-	c.Ready = fits && !e.Full && e.Waiting == 0 && e.Queue <= p.ReadyWithin
+	free := fits && !e.Full && e.Queue <= p.ReadyWithin
+	c.Ready, c.Idle = free && e.Waiting == 0, 0
+	if free {
+		c.Idle = e.Idle
+	}
 	c.Full, c.Stale = e.Full, e.Stale
 }
 
