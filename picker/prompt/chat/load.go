@@ -65,7 +65,10 @@ func (o Options) Load(dir fs.FS) (*Template, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t, t.choose(dir, named)
+	if err := t.choose(dir, named); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // choose compiles the templates for requests without and with tools.

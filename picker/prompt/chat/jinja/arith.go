@@ -8,6 +8,9 @@ import (
 
 // add is Python's +.
 func add(a, b any) any {
+	if x, y, ok := asMarkup(a, b); ok {
+		return x + y
+	}
 	switch a := a.(type) {
 	case string:
 		if s, ok := b.(string); ok {

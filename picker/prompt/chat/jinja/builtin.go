@@ -152,7 +152,7 @@ func testTable(name string) test {
 			return cased(s) && s == callMethod(s, name, nil, nil)
 		})
 	case "filter":
-		t = kindOf(func(v any) bool { f, _ := filterTable(toStr(v)); return f != nil })
+		t = kindOf(func(v any) bool { return filterTable(toStr(v)) != nil })
 	case "test":
 		t = kindOf(func(v any) bool { return testTable(toStr(v)) != nil })
 	}

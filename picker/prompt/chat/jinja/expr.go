@@ -64,8 +64,7 @@ type (
 		name string
 		fn   filter
 		call
-		markup bool // the result is markup to Jinja
-		line   int
+		line int
 	}
 	testExpr struct {
 		x    expr
@@ -143,11 +142,15 @@ func (x *sumExpr) eval(e *env) any {
 	first := x.parts[0].eval(e)
 	s, ok := first.(string)
 	if !ok {
-		return x.fold(e, first)
+		return x.fold(e, first, 1)
 	}
 	b := []byte(s)
-	for _, p := range x.parts[1:] {
-		b = append(b, text(p.eval(e))...)
+	for i, p := range x.parts[1:] {
+		v := p.eval(e)
+		if m, ok := v.(markup); ok {
+			return x.fold(e, add(string(b), m), i+2)
+		}
+		b = append(b, text(v)...)
 	}
 	return e.made(string(b))
 }
@@ -159,19 +162,28 @@ func (x *sumExpr) print(e *env) {
 	first := x.parts[0].eval(e)
 	s, ok := first.(string)
 	if !ok {
-		e.out = appendStr(e.out, x.fold(e, first))
+		e.out = appendStr(e.out, x.fold(e, first, 1))
 		return
 	}
+	start := len(e.out)
 	e.out = append(e.out, s...)
-	for _, p := range x.parts[1:] {
-		s := text(p.eval(e))
+	for i, p := range x.parts[1:] {
+		v := p.eval(e)
+		if m, ok := v.(markup); ok {
+			sum := add(string(e.out[start:]), m)
+			e.out = e.out[:start]
+			e.out = appendStr(e.out, x.fold(e, sum, i+2))
+			return
+		}
+		s := text(v)
 		e.out = append(e.out, s...)
 	}
 }
 
-// fold adds the other parts to the first, which is no text.
-func (x *sumExpr) fold(e *env, sum any) any {
-	for _, p := range x.parts[1:] {
+// fold adds the parts from number i on to the sum of those before, which is no
+// text.
+func (x *sumExpr) fold(e *env, sum any, i int) any {
+	for _, p := range x.parts[i:] {
 		sum = add(sum, p.eval(e))
 	}
 	return sum
@@ -288,13 +300,18 @@ func attr(v any, name string) any {
 		}
 	case Undefined:
 		fail("%s is undefined", v.name)
+	case markup:
+		fail("methods of markup are not supported")
 	}
 	return Undefined{name}
 }
 
 func (x *itemExpr) eval(e *env) any {
 	defer at(x.line)
-	v, key := x.x.eval(e), x.key.eval(e)
+	v, key := x.x.eval(e), plain(x.key.eval(e))
+	if _, ok := v.(markup); ok {
+		fail("characters of markup are not supported")
+	}
 	switch v := v.(type) {
 	case *Dict:
 		if s, ok := key.(string); ok {
@@ -445,6 +462,9 @@ func (e *env) call(fn any, args []any, kw []kwarg) any {
 	case *macro:
 		return fn.call(e, args, kw)
 	case bound:
+		for i := range args {
+			args[i] = plain(args[i])
+		}
 		return callMethod(fn.self, fn.name, args, kw)
 	case Undefined:
 		fail("%s is undefined", fn.name)
@@ -457,7 +477,7 @@ func (x *filterExpr) eval(e *env) any {
 	defer at(x.line)
 	v := x.x.eval(e)
 	args, kw := x.call.eval(e)
-	v = x.fn(e, v, params{x.name, args, kw})
+	v = x.fn.apply(e, v, params{x.name, args, kw})
 	if s, ok := v.(string); ok {
 		e.made(s)
 	}
@@ -466,10 +486,10 @@ func (x *filterExpr) eval(e *env) any {
 
 func (x *testExpr) eval(e *env) any {
 	defer at(x.line)
-	v := x.x.eval(e)
+	v := plain(x.x.eval(e))
 	args := make([]any, len(x.args))
 	for i, a := range x.args {
-		args[i] = a.eval(e)
+		args[i] = plain(a.eval(e))
 	}
 	return x.fn(e, v, params{name: x.name, args: args})
 }

@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// filterTable returns a filter, nil if it is not known. The result of a markup
-// filter may only be printed.
-func filterTable(name string) (f filter, markup bool) {
+// filterTable returns a filter, nil if it is not known.
+func filterTable(name string) filter {
+	var f filter
 	switch name {
 	case "tojson":
 		f = toJSON
@@ -38,9 +38,9 @@ func filterTable(name string) (f filter, markup bool) {
 	case "string":
 		f = func(_ *env, v any, p params) any { p.known(0); return toStr(v) }
 	case "safe":
-		return func(_ *env, v any, p params) any { p.known(0); return toStr(v) }, true
+		f = func(_ *env, v any, p params) any { p.known(0); return markup(toStr(v)) }
 	case "escape", "e", "forceescape":
-		return func(_ *env, v any, p params) any { p.known(0); return escape(toStr(v)) }, true
+		f = func(_ *env, v any, p params) any { p.known(0); return markup(escape(toStr(v))) }
 	case "xmlattr":
 		f = xmlAttr
 	case "replace":
@@ -169,7 +169,25 @@ func filterTable(name string) (f filter, markup bool) {
 			return percent(toStr(v), &List{Items: p.args, kind: kindTuple})
 		}
 	}
-	return f, false
+	return f
+}
+
+// apply runs a filter on a value that may be markup.
+func (f filter) apply(e *env, v any, p params) any {
+	if m, ok := v.(markup); ok {
+		switch p.name {
+		case "safe", "string", "default", "d", "escape", "e":
+			return m
+		case "tojson", "length", "count", "replace", "int", "float", "list", "first", "last", "join", "wordcount":
+			v = string(m)
+		default:
+			fail("%s of markup is not supported", p.name)
+		}
+	}
+	for i := range p.args {
+		p.args[i] = plain(p.args[i])
+	}
+	return f(e, v, p)
 }
 
 // escape is markupsafe's.
@@ -432,13 +450,13 @@ func mapFilter(e *env, v any, p params) any {
 		return out
 	}
 	name := p.text(0, "filter", "")
-	f, markup := filterTable(name)
-	if f == nil || markup {
+	f := filterTable(name)
+	if f == nil {
 		fail("map: filter %s is not supported", name)
 	}
 	for _, x := range items(v) {
 		e.step()
-		out.Items = append(out.Items, f(e, x, params{name, p.args[1:], p.kw}))
+		out.Items = append(out.Items, f.apply(e, x, params{name, p.args[1:], p.kw}))
 	}
 	return out
 }
@@ -469,7 +487,7 @@ func selectFilter(e *env, v any, p params, want, byAttr bool) any {
 		if byAttr {
 			got = path(x, attribute)
 		}
-		if t(e, got, params{name: name, args: args}) == want {
+		if t(e, plain(got), params{name: name, args: args}) == want {
 			out.Items = append(out.Items, x)
 		}
 	}

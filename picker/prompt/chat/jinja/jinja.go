@@ -63,11 +63,7 @@ type Var struct {
 func Parse(source string) (t *Template, err error) {
 	defer func() { err = caught(recover(), err) }()
 	p := &parser{toks: lex(source)}
-	t = &Template{body: p.body()}
-	if p.markup > 0 {
-		panic(&Error{Line: p.markupLine, Msg: "safe or escape anywhere but at the end of {{ }} is not supported"})
-	}
-	return t, nil
+	return &Template{body: p.body()}, nil
 }
 
 // Render runs the template. now is what strftime_now prints. The values are not

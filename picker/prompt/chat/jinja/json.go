@@ -271,6 +271,8 @@ func (d *dumper) value(v any, depth int) {
 		d.out = appendRepr(d.out, v)
 	case string:
 		d.text(v)
+	case markup:
+		d.text(string(v))
 	case *List:
 		if v.kind > kindTuple {
 			fail("tojson: a %s cannot be written as JSON", typeName(v))

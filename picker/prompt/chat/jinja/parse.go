@@ -12,16 +12,6 @@ type parser struct {
 	pos   int
 	nest  int
 	loops int // for loops around this place, in this macro
-	// markup counts filters like safe whose result is not printed at once.
-	// Such a result escapes whatever is added to it, which is not followed here.
-	markup, markupLine int
-}
-
-// printed takes note of an expression that is printed as it is.
-func (p *parser) printed(x expr) {
-	if f, ok := x.(*filterExpr); ok && f.markup {
-		p.markup--
-	}
 }
 
 func (p *parser) cur() token { return p.toks[p.pos] }
@@ -97,9 +87,7 @@ func (p *parser) body(until ...string) []stmt {
 		case tText:
 			out = append(out, textStmt(t.val))
 		case tPrint:
-			x := p.tuple()
-			p.printed(x)
-			out = append(out, &printStmt{x, t.line})
+			out = append(out, &printStmt{p.tuple(), t.line})
 			if p.next().kind != tEndPrint {
 				p.pos--
 				p.fail("want the tag's end, not " + p.show())
@@ -149,7 +137,6 @@ func (p *parser) statement() stmt {
 	case "filter":
 		capture := &captureExpr{}
 		x := p.filterChain(capture)
-		p.printed(x)
 		capture.body = p.tagBody("endfilter")
 		return &printStmt{x, line}
 	case "with":

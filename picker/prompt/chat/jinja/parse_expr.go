@@ -295,13 +295,10 @@ func (p *parser) filters(x expr) expr {
 func (p *parser) filter(x expr) expr {
 	line := p.cur().line
 	name := p.name()
-	f := &filterExpr{x: x, name: name, line: line}
-	if f.fn, f.markup = filterTable(name); f.fn == nil {
+	f := &filterExpr{x: x, name: name, fn: filterTable(name), line: line}
+	if f.fn == nil {
 		p.pos--
 		p.fail("filter " + name + " is not supported")
-	}
-	if f.markup {
-		p.markup, p.markupLine = p.markup+1, line
 	}
 	if p.is(tOp, "(") {
 		f.call = p.args()

@@ -210,7 +210,7 @@ func strip(s string, chars any, left, right bool) string {
 func join(sep string, list []any) string {
 	var b []byte
 	for i, x := range list {
-		t, ok := x.(string)
+		t, ok := plain(x).(string)
 		if !ok {
 			fail("join: want text, not %s", typeName(x))
 		}

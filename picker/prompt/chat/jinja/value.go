@@ -41,6 +41,35 @@ type Dict struct {
 	index map[string]int // nil while small
 }
 
+// markup is a text that the filters safe and escape return: what is added to it
+// is escaped. (Jinja's own ~ and macros don't see it, since autoescape is off.)
+type markup string
+
+// plain is v as text if it is markup.
+func plain(v any) any {
+	if m, ok := v.(markup); ok {
+		return string(m)
+	}
+	return v
+}
+
+// asMarkup is what a + b adds if one of them is markup.
+func asMarkup(a, b any) (x, y markup, ok bool) {
+	x, isMarkup := a.(markup)
+	y, isMarkup2 := b.(markup)
+	s, isText := a.(string)
+	t, isText2 := b.(string)
+	switch {
+	case isMarkup && isText2:
+		y = markup(escape(t))
+	case isText && isMarkup2:
+		x = markup(escape(s))
+	case !isMarkup || !isMarkup2:
+		return "", "", false
+	}
+	return x, y, true
+}
+
 // Undefined is the value of a name, attribute or item that does not exist.
 type Undefined struct{ name string }
 
@@ -166,6 +195,8 @@ func typeName(v any) string {
 		return [...]string{"list", "tuple", "range", "dict view", "generator"}[v.kind]
 	case *Dict:
 		return "dict"
+	case markup:
+		return "Markup"
 	case Undefined:
 		return "undefined value " + strconv.Quote(v.name)
 	}
@@ -184,6 +215,8 @@ func truth(v any) bool {
 		return v != 0
 	case string:
 		return v != ""
+	case markup:
+		return v != ""
 	case *List:
 		return v.kind == kindIterator || len(v.Items) > 0
 	case *Dict:
@@ -199,8 +232,11 @@ func toStr(v any) string {
 	if s, ok := v.(string); ok {
 		return s
 	}
-	if _, ok := v.(Undefined); ok {
+	switch v := v.(type) {
+	case Undefined:
 		return ""
+	case markup:
+		return string(v)
 	}
 	return string(appendRepr(nil, v))
 }
@@ -210,8 +246,11 @@ func appendStr(dst []byte, v any) []byte {
 	if s, ok := v.(string); ok {
 		return append(dst, s...)
 	}
-	if _, ok := v.(Undefined); ok {
+	switch v := v.(type) {
+	case Undefined:
 		return dst
+	case markup:
+		return append(dst, v...)
 	}
 	return appendRepr(dst, v)
 }
@@ -352,6 +391,7 @@ func toBig(v any) *big.Int {
 }
 
 func equal(a, b any) bool {
+	a, b = plain(a), plain(b)
 	if x, ok := a.(string); ok {
 		y, ok := b.(string)
 		return ok && x == y
@@ -400,6 +440,7 @@ func equal(a, b any) bool {
 
 // order is negative, 0 or positive; values that Python cannot order are an error.
 func order(a, b any) int {
+	a, b = plain(a), plain(b)
 	if x, ok := a.(string); ok {
 		if y, ok := b.(string); ok {
 			return strings.Compare(x, y) // UTF-8 sorts as code points do
@@ -435,7 +476,8 @@ func order(a, b any) int {
 
 // contains is Python's "x in v".
 func contains(v, x any) bool {
-	switch v := v.(type) {
+	x = plain(x)
+	switch v := plain(v).(type) {
 	case string:
 		s, ok := x.(string)
 		if !ok {
@@ -461,7 +503,7 @@ func contains(v, x any) bool {
 
 // items is what iterating over v yields.
 func items(v any) []any {
-	switch v := v.(type) {
+	switch v := plain(v).(type) {
 	case *List:
 		list := v.Items
 		if v.kind == kindIterator {
@@ -488,7 +530,7 @@ func items(v any) []any {
 }
 
 func length(v any) int {
-	switch v := v.(type) {
+	switch v := plain(v).(type) {
 	case string:
 		return utf8.RuneCountInString(v)
 	case *List:

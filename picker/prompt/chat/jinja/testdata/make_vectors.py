@@ -183,6 +183,9 @@ MORE = r"""
 {{ ms|tojson }} {{ ns|tojson }}
 {{ range|tojson }}
 {{ s|safe }}{{ '<a href="x">\'&'|e }}{{ '<'|escape }}{{ ls|join('<')|safe }}{% filter e %}<b>{% endfilter %}{{ d|tojson|safe }}{{ none|safe }}
+{{ '<&>' + ('<b>'|safe) }}{{ ('<b>'|safe) + '<&>' }}{{ 'a<' + 'b' + ('<'|safe) + 'c<' + 'd' }}{{ ('<'|safe) + ('>'|safe) }}{{ 'x<' ~ ('<'|safe) ~ '<' }}{% set m = d|tojson|safe %}{{ m }}{{ m is string }}{{ m is sequence }}{{ m|length }}{{ m == d|tojson }}{{ 'b' in m }}{{ '<' ~ m }}{{ m|string + '<' }}{{ m|tojson }}{{ m|e }}{{ [m|replace('a', '<'), 1]|join('<') }}{{ ', '.join([m]) }}{{ 'x' if m }}
+{% macro e(x) %}{{ x }}<{% endmacro %}{{ e('<'|safe) + '<' }}{% set z = '<i>'|e if t else 'x' %}{{ z + '<' }}{% for c in '<b'|safe %}{{ c + '<' }}{% endfor %}{{ {'<': 1}['<'|safe] }}{{ ls|map('e')|list|length }}{{ ls|map('safe')|join('<') }}
+{{ ('<'|safe) + 1 }}
 {{ missing|first is defined }} {{ ''|first is defined }} {{ d|first }} {{ s|list|first }} {{ missing|list }} {{ missing|join }} {{ missing|upper }}| {{ none|upper }} {{ none|string|length }} {{ n|upper }}
 {{ none|length }}
 {{ n|list }}
