@@ -56,8 +56,9 @@ difference; the exit code is then 1. vLLM opens its render endpoints with --enab
 // chainReport is what the command says.
 type chainReport struct {
 	Path      string    `json:"path"`
-	Rung      string    `json:"rung"` // ids: the body holds them; own: made here
-	Text      string    `json:"text"` // of the prompt, as its tokens spell it
+	Rung      string    `json:"rung"`              // ids: the body holds them; own: made here
+	Partial   bool      `json:"partial,omitempty"` // the ids end before the prompt does
+	Text      string    `json:"text"`              // of the prompt, as its tokens spell it
 	Tokens    int       `json:"tokens"`
 	IDs       []uint32  `json:"ids"`
 	Segments  []segment `json:"segments"`
@@ -110,7 +111,7 @@ func (o *chainOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	if o.compare != "" {
-		e := comparer{client: http.DefaultClient, url: strings.TrimSuffix(o.compare, "/"), tok: tok}
+		e := comparer{client: http.DefaultClient, url: strings.TrimSuffix(o.compare, "/"), tok: tok, partial: rep.Partial}
 		if rep.Compared, err = e.compare(cmd.Context(), req, rep.IDs); err != nil {
 			return err
 		}
@@ -151,6 +152,9 @@ func (o *chainOptions) resolve(cmd *cobra.Command, req *openai.Request, hasher b
 	}
 	if req.PromptLogprobs {
 		rep.Notes = append(rep.Notes, "asks for logprobs of the prompt: the engine does not read its cache for it")
+	}
+	if rep.Partial = got.Partial; got.Partial {
+		rep.Notes = append(rep.Notes, strings.TrimPrefix(got.Reason, "own: "))
 	}
 	rep.Rung, rep.IDs, rep.Tokens = got.Rung, got.TokenIDs, len(got.TokenIDs)
 	rep.Text = rep.file.Decode(rep.IDs, false)

@@ -204,6 +204,9 @@ func TestChainCompare(t *testing.T) {
 		{"key", chatBody, status(401, `{"error":"Unauthorized"}`), nil, nil, "API key"},
 		{"not for /tokenize", `{"model":"tiny","messages":[{"role":"user","content":"Hi"}],"reasoning_effort":"low"}`, answer(rendered{chatIDs}), nil,
 			[]string{"/tokenize: not compared: it does not take reasoning_effort"}, ""},
+		{"up to an image", `{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"Hi"},{"type":"image_url","image_url":{"url":"x"}}]}]}`,
+			answer(rendered{append(append([]uint32{}, chatIDs[:6]...), 7, 7, 7)}), answer(tokens{append(append([]uint32{}, chatIDs[:6]...), 7, 7, 7)}),
+			[]string{"note: what follows the first image is not known", "/render: all "}, ""},
 		{"several prompts", `{"prompt":["Hi","Hi Hi Hi"]}`, answer([]rendered{{[]uint32{39, 72}}, {[]uint32{39, 72, 1360, 72, 1360, 72}}}), nil,
 			[]string{"note: the longest of 2 prompts", "/render: all", "/tokenize: not compared: it takes one prompt"}, ""},
 	}

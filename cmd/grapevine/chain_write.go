@@ -26,15 +26,7 @@ func (rep *chainReport) write(w io.Writer) error {
 		t.AppendRow(table.Row{s.From, s.Tokens, shorten(s.Text), s.Special})
 	}
 	t.Render()
-	t = newTable(&b)
-	t.AppendHeader(table.Row{"block", "hash", "text"})
-	if rep.Root != "" {
-		t.AppendRow(table.Row{"root", rep.Root, "adapter, cache salt"})
-	}
-	for i, hash := range rep.Blocks {
-		t.AppendRow(table.Row{i, hash, shorten(rep.file.Decode(rep.IDs[i*rep.BlockSize:(i+1)*rep.BlockSize], false))})
-	}
-	t.Render()
+	rep.writeBlocks(&b)
 	if rest := rep.Tokens - len(rep.Blocks)*rep.BlockSize; rest > 0 {
 		fmt.Fprintf(&b, "and %d tokens in a block that is not full, which has no hash\n", rest)
 	}
@@ -43,6 +35,21 @@ func (rep *chainReport) write(w io.Writer) error {
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+func (rep *chainReport) writeBlocks(w io.Writer) {
+	if len(rep.Blocks) == 0 {
+		return
+	}
+	t := newTable(w)
+	t.AppendHeader(table.Row{"block", "hash", "text"})
+	if rep.Root != "" {
+		t.AppendRow(table.Row{"root", rep.Root, "adapter, cache salt"})
+	}
+	for i, hash := range rep.Blocks {
+		t.AppendRow(table.Row{i, hash, shorten(rep.file.Decode(rep.IDs[i*rep.BlockSize:(i+1)*rep.BlockSize], false))})
+	}
+	t.Render()
 }
 
 func (v *verdict) write(w io.Writer, own int) {

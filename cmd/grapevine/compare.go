@@ -17,9 +17,10 @@ import (
 
 // comparer asks an engine for its token ids of a request.
 type comparer struct {
-	client *http.Client
-	url    string
-	tok    *tokenizer.Tokenizer
+	client  *http.Client
+	url     string
+	tok     *tokenizer.Tokenizer
+	partial bool // own ids are the beginning only
 }
 
 // verdict is what one endpoint of the engine says.
@@ -217,6 +218,9 @@ func (c *comparer) judge(v *verdict, own []uint32, lists [][]uint32) {
 	var theirs []uint32
 	at := 0
 	for _, ids := range lists {
+		if c.partial {
+			ids = ids[:min(len(ids), len(own))]
+		}
 		if at = firstDifference(own, ids); at < 0 {
 			v.Tokens, v.Equal = len(ids), true
 			return
