@@ -2,7 +2,9 @@ package parity
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -30,10 +32,10 @@ type tokenizerAnswer struct {
 	Decoded, Skipped string
 }
 
-// TestTokenizer compares ids and decoded texts with the Hugging Face library for
-// the tokenizer.json of every model in GRAPEVINE_PARITY_DIR.
-func TestTokenizer(t *testing.T) {
-	dir, python := os.Getenv("GRAPEVINE_PARITY_DIR"), os.Getenv("GRAPEVINE_PARITY_PYTHON")
+// realModels returns what `make parity` sets up: a folder with the files of each
+// model, and a Python with the libraries.
+func realModels(t *testing.T) (dir, python string, names []string) {
+	dir, python = os.Getenv("GRAPEVINE_PARITY_DIR"), os.Getenv("GRAPEVINE_PARITY_PYTHON")
 	if dir == "" || python == "" {
 		t.Skip("GRAPEVINE_PARITY_DIR and GRAPEVINE_PARITY_PYTHON are not set: run `make parity`")
 	}
@@ -41,27 +43,98 @@ func TestTokenizer(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no models in %s (%v): run `make parity`", dir, err)
 	}
-	ask := startTokenizer(t, python, dir)
 	for _, f := range files {
-		name := filepath.Base(filepath.Dir(f))
+		names = append(names, filepath.Base(filepath.Dir(f)))
+	}
+	return dir, python, names
+}
+
+// TestTokenizer compares ids and decoded texts with the tokenizers library for
+// the tokenizer.json of every model in GRAPEVINE_PARITY_DIR.
+func TestTokenizer(t *testing.T) {
+	dir, python, names := realModels(t)
+	ask := startTokenizer(t, python, dir)
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			tok, err := tokenizer.Load(os.DirFS(filepath.Dir(f)), "tokenizer.json")
+			tok, err := tokenizer.Load(os.DirFS(filepath.Join(dir, name)), "tokenizer.json")
 			if err != nil {
 				t.Fatal(err)
 			}
-			compareTokenizer(t, tok, name, ask)
+			compareTokenizer(t, tok, name, tokenizerTexts, ask)
 		})
 	}
 }
 
-func compareTokenizer(t *testing.T, tok *tokenizer.Tokenizer, name string, ask func([]tokenizerQuestion) []tokenizerAnswer) {
+// TestAutoTokenizer does so for folders as transformers reads them.
+func TestAutoTokenizer(t *testing.T) {
+	from, python, names := realModels(t)
+	dir := t.TempDir()
+	types := map[string]string{
+		"llama3_1": "llama", "llama3": "llama", "llama2": "llama", "qwen3": "qwen3", "qwen2_5": "qwen2", "deepseek_v3": "deepseek_v3",
+		"gptoss": "gpt_oss", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "mistral_nemo": "mistral",
+	}
+	var made []string
+	for _, name := range names {
+		made = append(made, modelFolder(t, dir, name, filepath.Join(from, name), types[name], nil))
+		if name != "llama2" {
+			continue
+		}
+		for as, set := range map[string]map[string]any{
+			"llama2 of today":  {"legacy": false},
+			"llama2, no space": {"add_prefix_space": false},
+			"llama2, eos":      {"add_bos_token": false, "add_eos_token": true},
+		} {
+			made = append(made, modelFolder(t, dir, as, filepath.Join(from, name), "llama", set))
+		}
+		made = append(made, modelFolder(t, dir, "llama2 as mistral", filepath.Join(from, name), "mistral", nil))
+	}
+	ask := startTokenizer(t, python, dir, "--auto")
+	for _, name := range made {
+		t.Run(name, func(t *testing.T) {
+			tok, err := tokenizer.LoadDir(os.DirFS(filepath.Join(dir, name)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			compareTokenizer(t, tok, name, tokenizerTexts/10, ask)
+		})
+	}
+}
+
+// modelFolder makes a folder with a model's two files and a config.json.
+func modelFolder(t *testing.T, dir, name, from, modelType string, set map[string]any) string {
+	to := filepath.Join(dir, name)
+	config := map[string]any{}
+	raw, err := os.ReadFile(filepath.Join(from, "tokenizer_config.json"))
+	if err == nil {
+		err = json.Unmarshal(raw, &config)
+	}
+	for k, v := range set {
+		config[k] = v
+	}
+	from, err2 := filepath.Abs(from)
+	err = errors.Join(err, err2, os.Mkdir(to, 0o755), os.Symlink(filepath.Join(from, "tokenizer.json"), filepath.Join(to, "tokenizer.json")))
+	for file, v := range map[string]any{"tokenizer_config.json": config, "config.json": map[string]string{"model_type": modelType}} {
+		b, err3 := json.Marshal(v)
+		err = errors.Join(err, err3, os.WriteFile(filepath.Join(to, file), b, 0o644))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func compareTokenizer(t *testing.T, tok *tokenizer.Tokenizer, name string, texts int, ask func([]tokenizerQuestion) []tokenizerAnswer) {
 	rng := rand.New(rand.NewPCG(20, 26))
 	var questions []tokenizerQuestion
-	for range tokenizerTexts {
+	for range texts {
 		s := randomText(rng, tok)
 		questions = append(questions, tokenizerQuestion{Model: name, Text: &s})
 	}
-	for range tokenizerTexts / 10 {
+	for _, unit := range []string{"etaonrishdlucmfwyp", " ", "\n", "1234567", "中文字", "=", "aA", "é"} { // long runs without a cut
+		s := strings.Repeat(unit, 20_000/len(unit))
+		questions = append(questions, tokenizerQuestion{Model: name, Text: &s})
+	}
+	for range texts / 10 {
 		ids := make([]uint32, 1+rng.IntN(30))
 		for i := range ids {
 			ids[i] = rng.Uint32N(uint32(tok.Size()))
@@ -100,7 +173,7 @@ func compareTokenizer(t *testing.T, tok *tokenizer.Tokenizer, name string, ask f
 	if differences > 0 {
 		t.Errorf("%d differences", differences)
 	}
-	t.Logf("%-14s %d texts, %d lists of ids, %d differences", name, tokenizerTexts, tokenizerTexts/10, differences)
+	t.Logf("%-18s %d texts, %d lists of ids, %d differences", name, texts, texts/10, differences)
 }
 
 // inParts encodes a text as the segment cache does.
@@ -118,10 +191,11 @@ func inParts(tok *tokenizer.Tokenizer, text string) (ids []uint32) {
 
 // startTokenizer starts tokenizer.py; the function asks it many questions at
 // once.
-func startTokenizer(t *testing.T, python, dir string) func([]tokenizerQuestion) []tokenizerAnswer {
-	cmd := exec.Command(python, "tokenizer.py", dir)
-	cmd.Env = append(os.Environ(), "TOKENIZERS_PARALLELISM=false")
-	cmd.Stderr = os.Stderr
+func startTokenizer(t *testing.T, python string, args ...string) func([]tokenizerQuestion) []tokenizerAnswer {
+	cmd := exec.Command(python, append([]string{"tokenizer.py"}, args...)...)
+	cmd.Env = append(os.Environ(), "TOKENIZERS_PARALLELISM=false", "HF_HUB_OFFLINE=1", "LD_LIBRARY_PATH="+filepath.Join(filepath.Dir(python), "..", "stubs"))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +210,7 @@ func startTokenizer(t *testing.T, python, dir string) func([]tokenizerQuestion) 
 	t.Cleanup(func() {
 		in.Close()
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("tokenizer.py: %v", err)
+			t.Errorf("tokenizer.py: %v\n%s", err, stderr.Bytes())
 		}
 	})
 	lines := bufio.NewReaderSize(out, 1<<20)

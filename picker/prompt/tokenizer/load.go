@@ -19,20 +19,22 @@ const maxID = 1 << 24
 // file is tokenizer.json, as far as it is read. Truncation and padding are not:
 // engines set their own with every call.
 type file struct {
-	AddedTokens []struct {
-		ID         uint32 `json:"id"`
-		Content    string `json:"content"`
-		SingleWord bool   `json:"single_word"`
-		LStrip     bool   `json:"lstrip"`
-		RStrip     bool   `json:"rstrip"`
-		Normalized bool   `json:"normalized"`
-		Special    bool   `json:"special"`
-	} `json:"added_tokens"`
-	Normalizer    *component `json:"normalizer"`
-	PreTokenizer  *component `json:"pre_tokenizer"`
-	PostProcessor *component `json:"post_processor"`
-	Decoder       *component `json:"decoder"`
-	Model         *modelFile `json:"model"`
+	AddedTokens   []addedFile `json:"added_tokens"`
+	Normalizer    *component  `json:"normalizer"`
+	PreTokenizer  *component  `json:"pre_tokenizer"`
+	PostProcessor *component  `json:"post_processor"`
+	Decoder       *component  `json:"decoder"`
+	Model         *modelFile  `json:"model"`
+}
+
+type addedFile struct {
+	ID         uint32 `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
 }
 
 type modelFile struct {
@@ -120,38 +122,61 @@ func unsupported(place, what string) error {
 	return fmt.Errorf("%s: %s is not supported", place, what)
 }
 
-// Load reads a tokenizer.json from a folder. The error names the place of the
-// first component that is damaged or not supported; see Parse.
+// Load reads a tokenizer.json from a folder, by itself; see Parse and LoadDir.
 func Load(dir fs.FS, name string) (*Tokenizer, error) {
+	data, err := readFile(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	t, err := Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return t, nil
+}
+
+func readFile(dir fs.FS, name string) ([]byte, error) {
 	info, err := fs.Stat(dir, name)
 	if err != nil {
 		return nil, fmt.Errorf("read tokenizer file: %w", err)
 	}
 	if info.Size() > MaxFileBytes {
-		return nil, tooLarge(info.Size())
+		return nil, fmt.Errorf("%s: %w", name, tooLarge(info.Size()))
 	}
 	data, err := fs.ReadFile(dir, name)
 	if err != nil {
 		return nil, fmt.Errorf("read tokenizer file: %w", err)
 	}
-	return Parse(data)
+	return data, nil
 }
 
 func tooLarge(n int64) error {
 	return fmt.Errorf("read tokenizer file: it has %d MB, at most %d MB are read", n>>20, MaxFileBytes>>20)
 }
 
-// Parse reads the content of a tokenizer.json of at most MaxFileBytes. The
-// error names the place of the first component that is damaged or not
-// supported.
+// Parse reads the content of a tokenizer.json of at most MaxFileBytes, as the
+// tokenizers library does by itself. The error names the place of the first
+// component that is damaged or not supported.
 func Parse(data []byte) (*Tokenizer, error) {
+	f, err := parseFile(data)
+	if err != nil {
+		return nil, err
+	}
+	return build(f)
+}
+
+func parseFile(data []byte) (*file, error) {
 	if len(data) > MaxFileBytes {
 		return nil, tooLarge(int64(len(data)))
 	}
-	var f file
-	if err := json.Unmarshal(data, &f); err != nil {
+	f := &file{}
+	if err := json.Unmarshal(data, f); err != nil {
 		return nil, fmt.Errorf("read tokenizer file: %w", describe(err, len(data)))
 	}
+	return f, nil
+}
+
+func build(f *file) (*Tokenizer, error) {
 	t := &Tokenizer{}
 	for _, step := range []struct {
 		name string
@@ -160,7 +185,7 @@ func Parse(data []byte) (*Tokenizer, error) {
 		{"normalizer", t.loadNormalizer}, {"pre-tokenizer", t.loadPreTokenizer}, {"model", t.loadModel},
 		{"added tokens", t.loadAdded}, {"post-processor", t.loadPostProcessor}, {"decoder", t.loadDecoder},
 	} {
-		if err := step.load(&f); err != nil {
+		if err := step.load(f); err != nil {
 			return nil, fmt.Errorf("load tokenizer's %s: %w", step.name, err)
 		}
 	}
