@@ -18,6 +18,9 @@ func add(a, b any) any {
 		}
 	case *List:
 		if l, ok := b.(*List); ok && a.kind == l.kind && a.kind <= kindTuple {
+			if len(a.Items)+len(l.Items) > maxList {
+				fail("list is too long")
+			}
 			return &List{Items: append(a.Items[:len(a.Items):len(a.Items)], l.Items...), kind: a.kind}
 		}
 	}
@@ -37,7 +40,7 @@ func repeat(a, b any) any {
 	n, _, isInt, _ := number(b)
 	s, ok := a.(string)
 	if l, isList := a.(*List); isList && isInt && l.kind <= kindTuple {
-		if n > maxSteps || int(n)*len(l.Items) > maxSteps {
+		if n > maxList || int(n)*len(l.Items) > maxList {
 			fail("list is too long")
 		}
 		return &List{Items: slices.Repeat(l.Items, int(max(n, 0))), kind: l.kind}

@@ -1,6 +1,9 @@
 package jinja
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // params are the arguments of a filter, test or function.
 type params struct {
@@ -191,7 +194,8 @@ func globalTable(name string) (function, bool) {
 		}
 	case "raise_exception":
 		f = func(_ *env, args []any, kw []kwarg) any {
-			panic(&Error{Msg: toStr(params{name, args, kw}.get(0, "message", "")), Raised: true})
+			msg := toStr(params{name, args, kw}.get(0, "message", ""))
+			panic(&Error{Msg: strings.Clone(msg), Raised: true}) // it outlives the values
 		}
 	case "strftime_now":
 		f = func(e *env, args []any, kw []kwarg) any {

@@ -111,6 +111,9 @@ func (e *env) charge(n int) {
 
 // made charges for a new text.
 func (e *env) made(s string) string {
+	if len(s) > maxOutput {
+		fail("text is too long")
+	}
 	e.charge(len(s) >> 8)
 	return s
 }

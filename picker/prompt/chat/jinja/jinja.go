@@ -27,8 +27,10 @@ import (
 // over comes from anybody.
 const (
 	maxSteps  = 4_000_000
-	maxOutput = 64 << 20
-	maxNest   = 200 // macro calls and expressions inside one another
+	maxOutput = 32 << 20
+	maxList   = 1_000_000
+	maxDepth  = 1000 // of values inside one another, about what Python stands
+	maxNest   = 200  // macro calls and expressions inside one another
 )
 
 // Error says what is wrong in which line of a template.

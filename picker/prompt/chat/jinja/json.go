@@ -42,9 +42,6 @@ func (d *Decoder) Reset() { d.texts = d.texts[:0] }
 // Size is the memory that Reset keeps, in bytes.
 func (d *Decoder) Size() int { return cap(d.texts) }
 
-// maxDecode bounds nesting, as far as the caller's check does not.
-const maxDecode = 1000
-
 // decoder reads JSON; text without escapes stays a part of s.
 type decoder struct {
 	s     string
@@ -67,7 +64,7 @@ func (d *decoder) next() byte {
 
 func (d *decoder) value(depth int) any {
 	c := d.next()
-	if depth > maxDecode {
+	if depth > maxDepth {
 		d.i = len(d.s)
 		return nil
 	}
@@ -305,6 +302,9 @@ func sorted(d *Dict) *Dict {
 }
 
 func (d *dumper) open(open byte, n, depth int, each func(i int), end byte) {
+	if depth > maxDepth {
+		fail("values are nested too deep")
+	}
 	d.out = append(d.out, open)
 	for i := range n {
 		if i > 0 {

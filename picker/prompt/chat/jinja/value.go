@@ -2,7 +2,6 @@ package jinja
 
 import (
 	"iter"
-	"math"
 	"math/big"
 	"slices"
 	"strconv"
@@ -227,145 +226,6 @@ func truth(v any) bool {
 	return true
 }
 
-// toStr is Python's str().
-func toStr(v any) string {
-	if s, ok := v.(string); ok {
-		return s
-	}
-	switch v := v.(type) {
-	case Undefined:
-		return ""
-	case markup:
-		return string(v)
-	}
-	return string(appendRepr(nil, v))
-}
-
-// appendStr appends str(v).
-func appendStr(dst []byte, v any) []byte {
-	if s, ok := v.(string); ok {
-		return append(dst, s...)
-	}
-	switch v := v.(type) {
-	case Undefined:
-		return dst
-	case markup:
-		return append(dst, v...)
-	}
-	return appendRepr(dst, v)
-}
-
-func appendRepr(dst []byte, v any) []byte {
-	switch v := v.(type) {
-	case nil:
-		return append(dst, "None"...)
-	case bool:
-		if v {
-			return append(dst, "True"...)
-		}
-		return append(dst, "False"...)
-	case int64:
-		return strconv.AppendInt(dst, v, 10)
-	case *big.Int:
-		return v.Append(dst, 10)
-	case float64:
-		return appendFloat(dst, v)
-	case string:
-		return appendQuoted(dst, v)
-	case *List:
-		open, end := byte('['), byte(']')
-		switch v.kind {
-		case kindTuple:
-			open, end = '(', ')'
-		case kindRange, kindView, kindIterator:
-			fail("printing a %s is not supported", typeName(v))
-		}
-		dst = append(dst, open)
-		for i, x := range v.Items {
-			if i > 0 {
-				dst = append(dst, ", "...)
-			}
-			dst = appendRepr(dst, x)
-		}
-		if v.kind == kindTuple && len(v.Items) == 1 {
-			dst = append(dst, ',')
-		}
-		return append(dst, end)
-	case *Dict:
-		dst = append(dst, '{')
-		for i, k := range v.keys {
-			if i > 0 {
-				dst = append(dst, ", "...)
-			}
-			dst = append(appendQuoted(dst, k), ": "...)
-			dst = appendRepr(dst, v.vals[i])
-		}
-		return append(dst, '}')
-	case Undefined:
-		return append(dst, "Undefined"...)
-	}
-	fail("a %s has no text form here", typeName(v))
-	return nil
-}
-
-// appendFloat is Python's repr of a float.
-func appendFloat(dst []byte, f float64) []byte {
-	switch {
-	case math.IsNaN(f):
-		return append(dst, "nan"...)
-	case math.IsInf(f, 1):
-		return append(dst, "inf"...)
-	case math.IsInf(f, -1):
-		return append(dst, "-inf"...)
-	}
-	abs := math.Abs(f)
-	if abs != 0 && (abs < 1e-4 || abs >= 1e16) {
-		return strconv.AppendFloat(dst, f, 'e', -1, 64)
-	}
-	n := len(dst)
-	dst = strconv.AppendFloat(dst, f, 'f', -1, 64)
-	for _, c := range dst[n:] {
-		if c == '.' {
-			return dst
-		}
-	}
-	return append(dst, ".0"...)
-}
-
-// appendQuoted is Python's repr of a string.
-func appendQuoted(dst []byte, s string) []byte {
-	quote := byte('\'')
-	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
-		quote = '"'
-	}
-	const hex = "0123456789abcdef"
-	dst = append(dst, quote)
-	for _, r := range s {
-		switch {
-		case r == rune(quote) || r == '\\':
-			dst = append(dst, '\\', byte(r))
-		case r == '\n':
-			dst = append(dst, `\n`...)
-		case r == '\r':
-			dst = append(dst, `\r`...)
-		case r == '\t':
-			dst = append(dst, `\t`...)
-		case r == ' ' || unicode.IsPrint(r):
-			dst = utf8.AppendRune(dst, r)
-		case r < 0x100:
-			dst = append(dst, '\\', 'x', hex[r>>4], hex[r&15])
-		case r < 0x10000:
-			dst = append(dst, '\\', 'u', hex[r>>12], hex[r>>8&15], hex[r>>4&15], hex[r&15])
-		default:
-			dst = append(dst, `\U`...)
-			for shift := 28; shift >= 0; shift -= 4 {
-				dst = append(dst, hex[r>>shift&15])
-			}
-		}
-	}
-	return append(dst, quote)
-}
-
 // number widens bool and int to what arithmetic uses: an int64 or a float64.
 func number(v any) (i int64, f float64, isInt, ok bool) {
 	switch v := v.(type) {
@@ -390,7 +250,13 @@ func toBig(v any) *big.Int {
 	return n
 }
 
-func equal(a, b any) bool {
+// equal is Python's ==.
+func equal(a, b any) bool { return equalAt(a, b, 0) }
+
+func equalAt(a, b any, depth int) bool {
+	if depth > maxDepth {
+		fail("values are nested too deep")
+	}
 	a, b = plain(a), plain(b)
 	if x, ok := a.(string); ok {
 		y, ok := b.(string)
@@ -414,11 +280,14 @@ func equal(a, b any) bool {
 		return ok
 	case *List:
 		y, ok := b.(*List)
+		if x == y {
+			return true
+		}
 		if !ok || x.kind != y.kind || x.kind == kindIterator || len(x.Items) != len(y.Items) {
 			return false
 		}
 		for i := range x.Items {
-			if !equal(x.Items[i], y.Items[i]) {
+			if !equalAt(x.Items[i], y.Items[i], depth+1) {
 				return false
 			}
 		}
@@ -429,7 +298,7 @@ func equal(a, b any) bool {
 			return false
 		}
 		for i, k := range x.keys {
-			if v, ok := y.Get(k); !ok || !equal(x.vals[i], v) {
+			if v, ok := y.Get(k); !ok || !equalAt(x.vals[i], v, depth+1) {
 				return false
 			}
 		}
