@@ -2,7 +2,6 @@ package picker
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"strconv"
 	"time"
@@ -31,9 +30,9 @@ func readLive(l *liveView, clock time.Time) liveFacts {
 
 func gapOpen(l *liveView) bool { return l != nil && l.Facts().GapOpen }
 
-func newView(cfg *Config, h blockhash.Hasher, changed func(wire.Key)) *view.View {
+func newView(cfg *Config, h blockhash.Hasher, seed uint64, changed func(wire.Key)) *view.View {
 	return view.New(view.Config{
-		Node: cfg.Gossip.NodeName, Pool: cfg.Pool, SeedFingerprint: h.Fingerprint(), Seed: rand.Uint64(),
+		Node: cfg.Gossip.NodeName, Pool: cfg.Pool, SeedFingerprint: h.Fingerprint(), Seed: seed,
 		MaxStreams: cfg.Gossip.MaxStreams, StaleAfter: cfg.Gossip.StaleAfter, PollEvery: repairPause,
 		OnChange: changed,
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -67,9 +68,10 @@ type Picker struct {
 
 // New returns a picker that knows the endpoints of cfg. It starts nothing: see Run. Without Run it picks from its own
 // counts and holds nothing.
-func New(cfg Config) (*Picker, error) { return newPicker(cfg, time.Now) }
+func New(cfg Config) (*Picker, error) { return newPicker(cfg, time.Now, rand.Uint64()) }
 
-func newPicker(cfg Config, clock func() time.Time) (*Picker, error) {
+// newPicker takes the clock, and a seed for the pauses between questions to agents.
+func newPicker(cfg Config, clock func() time.Time, seed uint64) (*Picker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("validate picker configuration: %w", err)
 	}
@@ -96,7 +98,7 @@ func newPicker(cfg Config, clock func() time.Time) (*Picker, error) {
 	p.queue = hold.New[*query](cfg.Hold.queue(), p.params)
 	p.priceHeld = p.repriced
 	p.receipts.init(cfg.Receipts)
-	p.view = newView(&cfg, hasher, p.changed)
+	p.view = newView(&cfg, hasher, seed, p.changed)
 	if cfg.Gossip.Enabled {
 		if p.mesh, err = p.newMesh(); err != nil {
 			return nil, fmt.Errorf("prepare gossip: %w", err)

@@ -21,14 +21,15 @@ type submitted struct {
 	done func(Decision, error)
 }
 
-// NewStepped returns a Stepped that begins at now. Its owner brings the gossip: it must be off in cfg.
-func NewStepped(cfg Config, now time.Time) (*Stepped, error) {
+// NewStepped returns a Stepped that begins at now. Its owner brings the gossip: it must be off in cfg. The same calls with the
+// same seed have the same answers.
+func NewStepped(cfg Config, now time.Time, seed uint64) (*Stepped, error) {
 	if cfg.Gossip.Enabled {
 		return nil, fmt.Errorf("gossip is on: a stepped picker is told what agents say by Hear")
 	}
 	s := &Stepped{now: now}
 	var err error
-	if s.picker, err = newPicker(cfg, func() time.Time { return s.now }); err != nil {
+	if s.picker, err = newPicker(cfg, func() time.Time { return s.now }, seed); err != nil {
 		return nil, err
 	}
 	s.picker.running = true // it holds

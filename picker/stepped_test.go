@@ -10,10 +10,10 @@ import (
 // TestStepped: the same three requests as a running picker would have them, by a clock that stands still but for the test.
 func TestStepped(t *testing.T) {
 	now := time.Unix(1000, 0)
-	if _, err := NewStepped(func() Config { c := Default(); c.Gossip.Enabled = true; return c }(), now); err == nil {
+	if _, err := NewStepped(func() Config { c := Default(); c.Gossip.Enabled = true; return c }(), now, 1); err == nil {
 		t.Error("gossip on: no error")
 	}
-	s, err := NewStepped(Default(), now)
+	s, err := NewStepped(Default(), now, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func newRoot() *cobra.Command {
 		newGatewayCommand(),
 		newEngineCommand(),
 		newEventsCommand(),
-		newLoadCommand(),
+		newLoadCommand(), newSimCommand(),
 		newDemoCommand(),
 		newStatusCommand(),
 		newExplainCommand(),

@@ -120,7 +120,7 @@ func TestOutsideImports(t *testing.T) {
 		"k8s.io/client-go":                        {"picker/pool", "deploy/inject"},
 		"github.com/spf13/cobra":                  {"cmd/..."},
 		"github.com/knadh/koanf/v2":               {"cmd/internal/config"},
-		"github.com/zeebo/xxh3":                   {"gossip/blockhash", "gossip/wire", "agent/blockset", "picker"},
+		"github.com/zeebo/xxh3":                   {"gossip/blockhash", "gossip/wire", "agent/blockset", "picker", "test/sim", "test/trace"},
 		"github.com/NVIDIA/go-nvml/pkg/nvml/mock": {"gpu/nvml"},
 	}
 	for _, p := range list(t, "./...") {

@@ -14,7 +14,7 @@ import (
 
 const (
 	mooncakeBlock = 512             // tokens
-	mooncakeTick  = 3 * time.Second // of the timestamps in the traces that were recorded
+	mooncakeTick  = 3 * time.Second // of the timestamps in the traces that were recorded, give or take a millisecond
 	ccBlock       = 64
 )
 
@@ -32,12 +32,14 @@ type record struct {
 
 // jsonLines reads records. Mooncake's files: equal ids only where whole prefixes are equal.
 type jsonLines struct {
-	strict bool // Mooncake's: blocks of 512, times in ticks
-	uneven bool // a timestamp that is no multiple of the tick: they are exact
+	strict   bool // Mooncake's: blocks of 512, times perhaps in ticks
+	last     float64
+	distinct int // timestamps that differ from the one before
+	lines    int
 }
 
 func (p *jsonLines) ticks() time.Duration {
-	if p.strict && !p.uneven {
+	if p.strict && 2*p.distinct < p.lines {
 		return mooncakeTick
 	}
 	return 0
@@ -60,9 +62,10 @@ func (p *jsonLines) line(b []byte, t *Trace) error {
 	case t.BlockTokens != rec.BlockTokens:
 		return fmt.Errorf("block_tokens %d after %d: want one size in a file", rec.BlockTokens, t.BlockTokens)
 	}
-	if int64(rec.Timestamp)%mooncakeTick.Milliseconds() != 0 {
-		p.uneven = true
+	if p.lines++; p.lines == 1 || rec.Timestamp != p.last {
+		p.distinct++
 	}
+	p.last = rec.Timestamp
 	t.Requests = append(t.Requests, Request{
 		At: millis(rec.Timestamp), Session: rec.Session, Think: millis(rec.ThinkMs), Prompt: rec.InputLength, Output: max(1, rec.OutputLength),
 		Blocks: rec.HashIDs[:min(len(rec.HashIDs), rec.InputLength/rec.BlockTokens)],

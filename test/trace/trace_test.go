@@ -15,6 +15,8 @@ import (
 
 const mooncakeLines = `{"timestamp": 3000, "input_length": 1030, "output_length": 5, "hash_ids": [1, 2, 3]}
 {"timestamp": 3000, "input_length": 600, "output_length": 0, "hash_ids": [1, 4]}
+{"timestamp": 3000, "input_length": 700, "output_length": 9, "hash_ids": [1, 5]}
+{"timestamp": 6000, "input_length": 800, "output_length": 9, "hash_ids": [1, 6]}
 {"timestamp": 6000, "input_length": 512, "output_length": 7, "hash_ids": [1]}
 `
 
@@ -30,8 +32,10 @@ func parse(t *testing.T, text string, f Format, o Options) *Trace {
 func TestMooncake(t *testing.T) {
 	want := &Trace{BlockTokens: 512, Requests: []Request{
 		{At: 0, Previous: -1, Prompt: 1030, Output: 5, Blocks: []uint64{1, 2}},
-		{At: 1500 * time.Millisecond, Previous: -1, Prompt: 600, Output: 1, Blocks: []uint64{1}},
-		{At: 3 * time.Second, Previous: -1, Prompt: 512, Output: 7, Blocks: []uint64{1}},
+		{At: time.Second, Previous: -1, Prompt: 600, Output: 1, Blocks: []uint64{1}},
+		{At: 2 * time.Second, Previous: -1, Prompt: 700, Output: 9, Blocks: []uint64{1}},
+		{At: 3 * time.Second, Previous: -1, Prompt: 800, Output: 9, Blocks: []uint64{1}},
+		{At: 4500 * time.Millisecond, Previous: -1, Prompt: 512, Output: 7, Blocks: []uint64{1}},
 	}}
 	if d := cmp.Diff(want, parse(t, mooncakeLines, Mooncake, Options{})); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
@@ -39,8 +43,8 @@ func TestMooncake(t *testing.T) {
 	if got := parse(t, mooncakeLines, Mooncake, Options{Limit: 2}); len(got.Requests) != 2 {
 		t.Errorf("%d requests, want the first 2", len(got.Requests))
 	}
-	if got := parse(t, mooncakeLines, Mooncake, Options{MaxPrompt: 1000}); len(got.Requests) != 2 || got.Requests[0].Prompt != 600 {
-		t.Errorf("%+v, want the two of up to 1,000 tokens", got.Requests)
+	if got := parse(t, mooncakeLines, Mooncake, Options{MaxPrompt: 1000}); len(got.Requests) != 4 || got.Requests[0].Prompt != 600 {
+		t.Errorf("%+v, want the four of up to 1,000 tokens", got.Requests)
 	}
 }
 

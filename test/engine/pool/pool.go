@@ -71,6 +71,12 @@ func NewTable(h Hasher, tokens []uint32, blockSize int, x Extras) *Table {
 	return t
 }
 
+// TableOf is NewTable for full blocks whose digests are known; the simulator makes
+// them up.
+func TableOf(tokens []uint32, digests []Digest, blockSize int) *Table {
+	return &Table{blockSize: blockSize, tokens: tokens[:len(tokens):len(tokens)], hashes: digests[:len(digests):len(digests)]}
+}
+
 // Len is the number of tokens.
 func (t *Table) Len() int { return len(t.tokens) }
 
