@@ -37,7 +37,7 @@ func LoadDir(dir fs.FS) (*Tokenizer, error) {
 	if err := readJSON(dir, "config.json", &m); err != nil {
 		return nil, err
 	}
-	if err := c.checkAdded(f); err != nil {
+	if err := c.check(f); err != nil {
 		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
 	switch strings.TrimSuffix(c.Class, "Fast") {
@@ -75,6 +75,8 @@ type autoConfig struct {
 	AddPrefixSpace *bool                      `json:"add_prefix_space"`
 	Legacy         *bool                      `json:"legacy"`
 	Added          map[string]json.RawMessage `json:"added_tokens_decoder"`
+	AutoMap        json.RawMessage            `json:"auto_map"`
+	FixMistral     bool                       `json:"fix_mistral_regex"`
 }
 
 // tokenName is a token, written as such or as an object.
@@ -92,9 +94,16 @@ func (n *tokenName) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*string)(n))
 }
 
-// checkAdded refuses folders whose two files know different added tokens:
-// transformers would add those of tokenizer_config.json.
-func (c *autoConfig) checkAdded(f *file) error {
+// check refuses what LoadDir does not follow: tokenizers with code of their own,
+// a pattern put in place of the file's, and two files that know different added
+// tokens (transformers would add those of tokenizer_config.json).
+func (c *autoConfig) check(f *file) error {
+	if len(c.AutoMap) > 0 && strings.Contains(string(c.AutoMap), "okenizer") {
+		return unsupported("auto_map", "a tokenizer with its own code")
+	}
+	if c.FixMistral {
+		return unsupported("fix_mistral_regex", "true")
+	}
 	for key, raw := range c.Added {
 		var name tokenName
 		id, err := strconv.ParseUint(key, 10, 32)

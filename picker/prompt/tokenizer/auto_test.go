@@ -66,6 +66,8 @@ func TestLoadDirRefuses(t *testing.T) {
 		{"damaged config", fstest.MapFS{"tokenizer.json": {Data: good}, "tokenizer_config.json": {Data: []byte(`{`)}}, "tokenizer_config.json: at byte"},
 		{"damaged model config", fstest.MapFS{"tokenizer.json": {Data: good}, "config.json": {Data: []byte(`{"model_type":1}`)}}, "config.json: at byte"},
 		{"other added tokens", fstest.MapFS{"tokenizer.json": {Data: good}, "tokenizer_config.json": {Data: []byte(`{"added_tokens_decoder":{"999":{"content":"<x>"}}}`)}}, `added_tokens_decoder["999"]: token "<x>"`},
+		{"own code", fstest.MapFS{"tokenizer.json": {Data: good}, "tokenizer_config.json": {Data: []byte(`{"auto_map":{"AutoTokenizer":["x.XTokenizer",null]}}`)}}, "auto_map: a tokenizer with its own code"},
+		{"other pattern", fstest.MapFS{"tokenizer.json": {Data: good}, "tokenizer_config.json": {Data: []byte(`{"fix_mistral_regex":true}`)}}, "fix_mistral_regex"},
 		{"large", fstest.MapFS{"tokenizer.json": {Data: make([]byte, MaxFileBytes+1)}}, "tokenizer.json: read tokenizer file: it has 128 MB"},
 	}
 	for _, tt := range tests {
