@@ -316,7 +316,15 @@ func (t *Tokenizer) loadAdded(f *file) error {
 
 func (t *Tokenizer) loadPostProcessor(f *file) error {
 	sub := func(c *component) []component { return c.Processors }
-	return parts("post_processor", f.PostProcessor, sub, t.postProcessor)
+	if err := parts("post_processor", f.PostProcessor, sub, t.postProcessor); err != nil {
+		return err
+	}
+	for _, id := range append(t.prefix[:len(t.prefix):len(t.prefix)], t.suffix...) {
+		if int64(id) >= int64(len(t.known)) || !t.known[id] {
+			return fmt.Errorf("post_processor: id %d belongs to no token", id)
+		}
+	}
+	return nil
 }
 
 func (t *Tokenizer) postProcessor(place string, c *component) error {

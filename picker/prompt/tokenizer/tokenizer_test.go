@@ -212,6 +212,7 @@ func TestParseRefuses(t *testing.T) {
 		{"decoder", `"decoder":{"type":"ByteLevel"`, `"decoder":{"type":"WordPiece"`, `decoder: type "WordPiece" is not supported`},
 		{"post-processor", `"post_processor":{"type":"ByteLevel"`, `"post_processor":{"type":"Magic"`, `post_processor: type "Magic"`},
 		{"post-processor's ids", `"post_processor":{"type":"ByteLevel"`, `"post_processor":{"type":"RobertaProcessing"`, `sep or cls is missing`},
+		{"post-processor's id out of range", `"post_processor":{"type":"ByteLevel"`, `"post_processor":{"type":"RobertaProcessing","cls":["a",1],"sep":["b",4000000]`, `id 4000000 belongs to no token`},
 		{"merge", `"merges":[["Ġ","Ġ"]`, `"merges":[["Ġ","ĠQX"]`, "not in the vocabulary"},
 		{"half a merge", `"merges":[["Ġ","Ġ"]`, `"merges":[["Ġ"]`, "merge 0"},
 		{"bytes", `"vocab":{"!":0`, `"vocab":{"!!!!!":0`, "not a byte-level vocabulary"},
