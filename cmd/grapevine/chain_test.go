@@ -250,7 +250,7 @@ func TestChainFaults(t *testing.T) {
 	}{
 		{"no model", chatBody, "chain", 2, []string{"--model"}},
 		{"no tokenizer", chatBody, "chain --model " + empty, 2, []string{"tokenizer.json", "engine was started with"}},
-		{"broken tokenizer", chatBody, "chain --model " + broken, 1, []string{filepath.Join(broken, "tokenizer.json")}},
+		{"broken tokenizer", chatBody, "chain --model " + broken, 1, []string{broken, "tokenizer.json"}},
 		{"tokenize: no model", "", "tokenize", 2, []string{"--model"}},
 		{"tokenize: both ways", "", "tokenize --decode --add-special-tokens --model " + dir, 2, []string{"--decode"}},
 		{"no body", "", "chain --model " + dir, 1, []string{"JSON object"}},

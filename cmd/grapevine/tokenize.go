@@ -59,14 +59,12 @@ func readTokenizer(dir string) (*tokenizer.Tokenizer, error) {
 	if dir == "" {
 		return nil, usageError("--model is needed: the folder with the model's tokenizer.json")
 	}
-	path := filepath.Join(dir, "tokenizer.json")
-	data, err := os.ReadFile(path)
-	if err != nil {
+	if _, err := os.Stat(filepath.Join(dir, "tokenizer.json")); err != nil {
 		return nil, usageError(fmt.Sprintf("--model %s: %v: give the folder that the engine was started with", dir, err))
 	}
-	tok, err := tokenizer.Parse(data)
+	tok, err := tokenizer.LoadDir(os.DirFS(dir))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+		return nil, fmt.Errorf("read %s: %w", dir, err)
 	}
 	return tok, nil
 }

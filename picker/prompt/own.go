@@ -47,7 +47,9 @@ func loadModel(dir string, opts chat.Options, number uint64) (*ownModel, error) 
 		return nil, fmt.Errorf("open model folder: %s is a file", dir)
 	}
 	m := &ownModel{number: number}
-	m.tok, m.tokErr = loadTokenizer(dir)
+	if m.tok, m.tokErr = tokenizer.LoadDir(os.DirFS(dir)); m.tokErr != nil {
+		m.tokErr = fmt.Errorf("%s: %w", dir, m.tokErr)
+	}
 	if m.tmplErr = checkSizes(dir, "tokenizer_config.json", "chat_template.jinja"); m.tmplErr == nil {
 		m.tmpl, m.tmplErr = opts.Load(os.DirFS(dir))
 	}
@@ -55,23 +57,6 @@ func loadModel(dir string, opts chat.Options, number uint64) (*ownModel, error) 
 		m.tmplErr = fmt.Errorf("%s: %w", dir, m.tmplErr)
 	}
 	return m, nil
-}
-
-func loadTokenizer(dir string) (*tokenizer.Tokenizer, error) {
-	const name = "tokenizer.json"
-	if err := checkSizes(dir, name); err != nil {
-		return nil, err
-	}
-	path := filepath.Join(dir, name)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("read tokenizer: %w", err)
-	}
-	tok, err := tokenizer.Parse(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return tok, nil
 }
 
 // checkSizes refuses files that are too large to be what their name says; ones

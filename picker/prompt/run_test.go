@@ -259,12 +259,12 @@ func TestWrongFiles(t *testing.T) {
 			return os.WriteFile(filepath.Join(dir, "tokenizer.json"), bytes.Replace(tokenizerJSON, []byte(`"ByteLevel"`), []byte(`"Unheard"`), -1), 0o600)
 		}, []string{"tokenizer.json: ", "Unheard"}, RungRender, RungRender},
 		{"huge tokenizer.json", func(dir string) error { return os.Truncate(filepath.Join(dir, "tokenizer.json"), 200<<20) },
-			[]string{"tokenizer.json", "209715200 bytes"}, RungRender, RungRender},
+			[]string{"tokenizer.json", "200 MB"}, RungRender, RungRender},
 		{"no tokenizer_config.json", func(dir string) error { return os.Remove(filepath.Join(dir, "tokenizer_config.json")) },
 			[]string{"tokenizer_config.json"}, RungRender, RungOwn},
 		{"truncated tokenizer_config.json", func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), config[:len(config)/2], 0o600)
-		}, []string{"tokenizer_config.json"}, RungRender, RungOwn},
+		}, []string{"tokenizer_config.json"}, RungRender, RungRender}, // it says which tokenizer it is
 		{"template syntax error", func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte("{% for m in messages %}\n{{ m. }}"), 0o600)
 		}, []string{"chat template", "line 2"}, RungRender, RungOwn},
