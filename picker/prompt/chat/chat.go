@@ -96,10 +96,8 @@ func (t *Template) compile(template string) (*source, error) {
 }
 
 func (t *Template) setSpecial(special map[string]string) {
-	for _, name := range specialTokens {
-		if s, ok := special[name]; ok {
-			t.special = append(t.special, jinja.Var{Name: name, Value: s})
-		}
+	for name, s := range special {
+		t.special = append(t.special, jinja.Var{Name: name, Value: s})
 	}
 }
 

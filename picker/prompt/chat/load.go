@@ -28,9 +28,21 @@ type Options struct {
 	DropToolsOnNone bool
 }
 
-// specialTokens are the names under which tokenizer_config.json gives special
-// tokens and templates see them.
-var specialTokens = [...]string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+// defaultTokens are the special tokens of tokenizer classes, for those that
+// tokenizer_config.json does not name (transformers 5.19).
+func defaultTokens(class string) map[string]string {
+	switch strings.TrimSuffix(class, "Fast") {
+	case "LlamaTokenizer", "CodeLlamaTokenizer":
+		return map[string]string{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+	case "Qwen2Tokenizer":
+		return map[string]string{"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+	case "GemmaTokenizer":
+		return map[string]string{"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+	case "GPT2Tokenizer":
+		return map[string]string{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+	}
+	return map[string]string{}
+}
 
 // Load reads the template of a model directory with the default Options.
 func Load(dir fs.FS) (*Template, error) { return Options{}.Load(dir) }
@@ -155,10 +167,13 @@ func templated(dir fs.FS) error {
 	return nil
 }
 
-// readSpecial reads special tokens. Without added_tokens_decoder,
-// special_tokens_map.json wins, as in transformers.
+// readSpecial reads special tokens: all members whose names end in _token.
+// Without added_tokens_decoder, special_tokens_map.json wins, as in
+// transformers.
 func readSpecial(dir fs.FS, config map[string]json.RawMessage) (map[string]string, error) {
-	special := map[string]string{}
+	var class string
+	_ = json.Unmarshal(config["tokenizer_class"], &class) // "" if it is something else
+	special := defaultTokens(class)
 	sources := []map[string]json.RawMessage{config}
 	if data, err := fs.ReadFile(dir, "special_tokens_map.json"); err == nil && config["added_tokens_decoder"] == nil {
 		var legacy map[string]json.RawMessage
@@ -168,9 +183,20 @@ func readSpecial(dir fs.FS, config map[string]json.RawMessage) (map[string]strin
 		sources = append(sources, legacy)
 	}
 	for _, from := range sources {
-		for _, name := range specialTokens {
-			if s, ok := tokenText(from[name]); ok {
-				special[name] = s
+		var extra map[string]json.RawMessage
+		if json.Unmarshal(from["extra_special_tokens"], &extra) != nil {
+			extra = nil // usually a list of tokens without names
+		}
+		for _, tokens := range []map[string]json.RawMessage{from, extra} {
+			for name, raw := range tokens {
+				if !strings.HasSuffix(name, "_token") {
+					continue
+				}
+				if s, ok := tokenText(raw); ok {
+					special[name] = s
+				} else if string(raw) == "null" {
+					delete(special, name)
+				}
 			}
 		}
 	}

@@ -52,6 +52,8 @@ func TestLoadFiles(t *testing.T) {
 		{"chat_template.json of a processor", Options{}, map[string]string{"tokenizer_config.json": config, "chat_template.json": `{"chat_template":"legacy"}`, "preprocessor_config.json": "{}"}, "legacy", "config"},
 		{"processor_config.json", Options{}, map[string]string{"tokenizer_config.json": config, "processor_config.json": `{"chat_template":"inside"}`}, "inside", "config"},
 		{"special tokens of old", Options{Template: "{{ bos_token }}"}, map[string]string{"tokenizer_config.json": `{"bos_token":"<a>"}`, "special_tokens_map.json": `{"bos_token":{"content":"<b>"}}`}, "<b>", "<b>"},
+		{"tokens of the model alone", Options{Template: "{{ image_token }}{{ boi_token }}{{ add_bos_token is defined }}"}, map[string]string{"tokenizer_config.json": `{"image_token":"<i>","add_bos_token":true,"extra_special_tokens":{"boi_token":"<b>"}}`}, "<i><b>False", "<i><b>False"},
+		{"tokens of the class", Options{Template: "{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}"}, map[string]string{"tokenizer_config.json": `{"tokenizer_class":"LlamaTokenizerFast","bos_token":"<b>","unk_token":null}`}, "<b></s>False", "<b></s>False"},
 		{"default kwargs", Options{Template: "{{ a }}{{ b }}", Kwargs: json.RawMessage(`{"a":1,"b":[2.0]}`)}, map[string]string{"tokenizer_config.json": config}, "1[2.0]", "1[2.0]"},
 		{"syntax error", Options{}, map[string]string{"tokenizer_config.json": config, "chat_template.jinja": "a\n{% if %}"}, "!template line 2: unexpected", ""},
 		{"gpt-oss", Options{}, map[string]string{"tokenizer_config.json": config, "config.json": `{"model_type":"gpt_oss"}`}, "!harmony", ""},
