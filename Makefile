@@ -61,6 +61,14 @@ demo: build ## the main job on three emulated fleets side by side (ENGINE=vllm: 
 test-engine: build ## end-to-end tests against two real vLLM engines on the CPU (installs them into a cache outside the tree: about 3 GB)
 	@scripts/test-engine.sh
 
+.PHONY: parity
+parity: deps ## tokenizers and chat templates against the Python libraries that engines use, on real models' files (downloads them)
+	@scripts/parity.sh
+
+.PHONY: overhead
+overhead: build ## what the gateway adds to a request, beside round robin and a bare nginx
+	@scripts/overhead.sh $(ARGS)
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(BIN)
