@@ -219,9 +219,9 @@ func (p *Picker) mark(now time.Time, q *query, i int, chain []blockhash.Hash) {
 	until := now.Add(e.ledger.Queue(now) + time.Duration(float64(markTail)/p.cfg.scale()))
 	if p.hasDigest(t, i) {
 		from := max(0, int(q.digest[i])-markOverlap)
-		q.marking = marking{t.groups[s.group].marks, now, s.column, chain[min(from, len(chain)):], until}
+		q.marking = marking{t.groups[s.group].marks, now, s.column, chain[min(from, len(chain)):], 0, until}
 	} else {
-		q.marking = marking{t.bareMarks, now, e.bare, chain, now.Add(p.cfg.Speculation.Memory)}
+		q.marking = marking{t.bareMarks, now, e.bare, chain, int(q.loose[i]), now.Add(p.cfg.Speculation.Memory)}
 	}
 	q.endpoint = i
 	q.holders.Add(1)

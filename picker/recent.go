@@ -13,13 +13,14 @@ type marking struct {
 	at    time.Time
 	col   int
 	chain []blockhash.Hash
+	known int // leading blocks that were marked when q was matched
 	until time.Time
 }
 
 // makeMarks makes the marks of q, if there are any to be made.
 func (q *query) makeMarks(now func() time.Time) {
 	if m := &q.marking; m.marks != nil {
-		m.marks.Mark(m.at, m.col, m.chain, m.until)
+		m.marks.Mark(m.at, m.col, m.chain, m.known, m.until)
 		*m = marking{}
 		q.marked.Store(now().UnixNano())
 	}

@@ -185,7 +185,7 @@ func TestMatchBothAgainstWalk(t *testing.T) {
 					case 1:
 						marked = n
 					}
-					s.Mark(now, col, chain[:marked], now.Add(time.Duration(r.IntN(20))*time.Second))
+					s.Mark(now, col, chain[:marked], 0, now.Add(time.Duration(r.IntN(20))*time.Second))
 					want[col] = max(digest[col], int32(marked))
 					if r.IntN(5) == 0 {
 						careful[col/64] |= 1 << (col % 64)
@@ -214,7 +214,7 @@ func TestCarefulTakesTurns(t *testing.T) {
 		if i/10%2 == 0 {
 			m.Or(5, h)
 		} else {
-			s.Mark(now, 5, chain[i:i+1], now)
+			s.Mark(now, 5, chain[i:i+1], 0, now)
 		}
 	}
 	got, digest := make([]int32, 64), make([]int32, 64)
@@ -228,7 +228,7 @@ func TestMatchBothWithNarrowSpeculation(t *testing.T) {
 	now := time.Unix(1000, 0)
 	m, s, chain := bloom.NewMatrix(exact, 128), NewSpeculation(1000, 64, time.Second), randomChain(newRand(1), 20)
 	fill(m, chain, []int32{64: 3, 65: 20})
-	s.Mark(now, 1, chain, now)
+	s.Mark(now, 1, chain, 0, now)
 	got, digest := make([]int32, 128), make([]int32, 128)
 	new(Matcher).MatchBoth(m, s, chain, nil, nil, got, digest)
 	if got[1] != 20 || got[64] != 3 || got[65] != 20 {
@@ -244,7 +244,7 @@ func TestNoAllocations(t *testing.T) {
 	out, digest, careful := make([]int32, 64), make([]int32, 64), []uint64{1 << 9}
 	pass := func() {
 		for i, chain := range l.chains[:100] {
-			s.Mark(now, i%64, chain[:1000], now)
+			s.Mark(now, i%64, chain[:1000], 0, now)
 			x.Match(l.matrix, chain, nil, careful, out)
 			x.MatchBoth(l.matrix, s, chain, nil, careful, out, digest)
 		}

@@ -48,7 +48,10 @@ func (s *Speculation) Columns() int { return 64 * s.words }
 
 // Mark says that column col will hold chain, all of it from the first block on. The marks stand until at least until or
 // now + life, whichever is first, and at most two lives from now.
-func (s *Speculation) Mark(now time.Time, col int, chain []blockhash.Hash, until time.Time) {
+//
+// known says how many leading blocks of the chain are marked already, as far as the caller can tell: 0 if it does not know.
+// They are not marked again where that would change nothing.
+func (s *Speculation) Mark(now time.Time, col int, chain []blockhash.Hash, known int, until time.Time) {
 	if uint(col) >= uint(s.Columns()) {
 		panic("match: mark outside the columns")
 	}
@@ -58,6 +61,10 @@ func (s *Speculation) Mark(now time.Time, col int, chain []blockhash.Hash, until
 		period = base + 1 // Rotate is late, and will drop what expires with base
 	}
 	generation := int(period % generations)
+	// Whoever marked a block in this generation has marked those before it too: chains are marked from their first block on.
+	if known = min(known, len(chain)); known > 0 && s.marked(generation, col, chain[known-1]) {
+		chain = chain[known:]
+	}
 	s.matrix.Or(64*s.words*generation+col, chain...)
 }
 
@@ -103,6 +110,11 @@ func (s *Speculation) periodOf(t time.Time) int64 {
 
 // Has reports whether h may be marked on a column.
 func (s *Speculation) Has(col int, h blockhash.Hash) bool { return s.test(h, col/64)>>(col%64)&1 != 0 }
+
+// marked reports whether h may be marked on a column in a generation.
+func (s *Speculation) marked(generation, col int, h blockhash.Hash) bool {
+	return s.matrix.Test(h, generation*s.words+col/64)>>(col%64)&1 != 0
+}
 
 // test returns which of the columns of a word may have h marked.
 func (s *Speculation) test(h blockhash.Hash, word int) uint64 {

@@ -39,7 +39,7 @@ func TestSpeculationExpires(t *testing.T) {
 					s.Rotate(at(now))
 				}
 				if now == c.marked {
-					s.Mark(at(now), 7, h, at(c.until))
+					s.Mark(at(now), 7, h, 0, at(c.until))
 				}
 				if has := s.Has(7, h[4]); now >= c.marked && now <= c.alive && !has {
 					t.Fatalf("gone after %d s, want it until %d", now, c.alive)
@@ -63,7 +63,7 @@ func TestSpeculationSurvivesClockGoingBack(t *testing.T) {
 	now := time.Unix(1000, 0)
 	s, h := NewSpeculation(100, 64, time.Second), randomChain(newRand(1), 1)
 	s.Rotate(now)
-	s.Mark(now.Add(-time.Hour), 0, h, now.Add(-time.Hour))
+	s.Mark(now.Add(-time.Hour), 0, h, 0, now.Add(-time.Hour))
 	s.Rotate(now.Add(-time.Hour))
 	if !s.Has(0, h[0]) {
 		t.Error("mark is lost")
@@ -78,8 +78,8 @@ func TestForget(t *testing.T) {
 	now := time.Unix(1000, 0)
 	s, h := NewSpeculation(100, 128, time.Second), randomChain(newRand(1), 10)
 	for _, col := range []int{70, 71} {
-		s.Mark(now, col, h, now)
-		s.Mark(now, col, h, now.Add(time.Second))
+		s.Mark(now, col, h, 0, now)
+		s.Mark(now, col, h, 0, now.Add(time.Second))
 	}
 	s.Forget(70)
 	for _, x := range h {
@@ -95,14 +95,14 @@ func TestSpeculationUnderConcurrency(t *testing.T) {
 	s := NewSpeculation(2000, 64, time.Hour)
 	l := load[64]()
 	kept := l.chains[0][:100]
-	s.Mark(start, 0, kept, start)
+	s.Mark(start, 0, kept, 0, start)
 	var wg sync.WaitGroup
 	for i := range 3 {
 		wg.Go(func() {
 			var x Matcher
 			out, digest := make([]int32, 64), make([]int32, 64)
 			for q, chain := range l.chains[:50] {
-				s.Mark(start, 1+i, chain[:200], start.Add(time.Duration(q)*time.Minute))
+				s.Mark(start, 1+i, chain[:200], 0, start.Add(time.Duration(q)*time.Minute))
 				x.MatchBoth(l.matrix, s, l.chains[0], nil, nil, out, digest)
 				if out[0] < 100 {
 					t.Errorf("matched %d blocks where 100 are marked", out[0])
@@ -142,9 +142,28 @@ func BenchmarkMark(b *testing.B) {
 					if again {
 						n = i / 10 % 2
 					}
-					s.Mark(now, n%columns, chains[n], now)
+					s.Mark(now, n%columns, chains[n], 0, now)
 				}
 			})
+		}
+	}
+}
+
+// TestMarkAgain: what is marked in the same generation is not marked again, what is about to expire is.
+func TestMarkAgain(t *testing.T) {
+	life := time.Minute
+	at := func(d time.Duration) time.Time { return time.Unix(0, 0).Add(d) }
+	chain := []blockhash.Hash{1 << 40, 2 << 40, 3 << 40, 4 << 40}
+	s := NewSpeculation(1000, 64, life)
+	s.Rotate(at(0))
+	s.Mark(at(0), 3, chain[:2], 0, at(life))
+	s.Mark(at(time.Second), 3, chain, 2, at(life+time.Second))
+	s.Rotate(at(life + time.Second))
+	s.Mark(at(life+2*time.Second), 3, chain, 4, at(2*life+2*time.Second))
+	s.Rotate(at(2*life + time.Second))
+	for i, h := range chain {
+		if !s.Has(3, h) {
+			t.Errorf("block %d has expired, though it was marked again within a life", i)
 		}
 	}
 }

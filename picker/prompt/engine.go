@@ -24,6 +24,8 @@ type engine struct {
 	closed map[string]time.Time // URLs that an engine does not serve: when to try again
 }
 
+const tokenizePath = "/tokenize"
+
 const (
 	// retryClosed is how long an endpoint that is not served is left alone.
 	// Engines are restarted with other flags now and then.
@@ -52,6 +54,9 @@ func (e *engine) ask(ctx context.Context, req *openai.Request, url string) (Resu
 	err = fmt.Errorf("render: %w", err)
 	if !errors.Is(err, errClosed) { // refused, late or broken: /tokenize would do no better
 		return Result{}, err
+	}
+	if e.isClosed(url + tokenizePath) {
+		return Result{}, fmt.Errorf("%w; tokenize: %w", err, errClosed)
 	}
 	ids, tokErr := e.tokenize(ctx, req, url)
 	if tokErr != nil {
@@ -187,6 +192,9 @@ func tokenizeBody(req *openai.Request) ([]byte, error) {
 	case len(req.Prompts) > 0:
 		text := req.Longest().Text
 		ask.Prompt = &text
+	case bytes.Contains(req.Messages, []byte(`"reasoning_content"`)):
+		// The chat API takes it for "reasoning", /tokenize drops it (vLLM 0.32).
+		return nil, errors.New("it drops reasoning_content")
 	case req.Messages != nil && req.Kind != openai.Messages:
 		kwargs, err := templateKwargs(req)
 		if err != nil {
@@ -207,7 +215,7 @@ func tokenizeBody(req *openai.Request) ([]byte, error) {
 
 // tokens asks /tokenize, whatever was answered before.
 func (e *engine) tokens(ctx context.Context, url string, body []byte) ([]uint32, error) {
-	raw, err := e.post(ctx, url+"/tokenize", body)
+	raw, err := e.post(ctx, url+tokenizePath, body)
 	if err != nil {
 		return nil, err
 	}
