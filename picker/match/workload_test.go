@@ -180,7 +180,7 @@ func speculate(l *loaded) *Speculation {
 	s := NewSpeculation(2*l.Length, l.Pods, 10*time.Second)
 	for pod := range l.Pods {
 		s.Mark(now, pod, l.chains[2*pod%len(l.chains)], 0, now.Add(5*time.Second))
-		s.Mark(now, pod, l.chains[(2*pod+1)%len(l.chains)], now.Add(15*time.Second))
+		s.Mark(now, pod, l.chains[(2*pod+1)%len(l.chains)], 0, now.Add(15*time.Second))
 	}
 	return s
 }
