@@ -120,6 +120,7 @@ func (b *bench) scale(ctx context.Context, n int) (float64, error) {
 
 // upStubs makes a fleet whose engines are stubs.
 func (b *bench) upStubs(o cluster.Options) error {
+	o.Speedup = 1 // so that what gateways remember lives as long as with real engines
 	b.fleet = &cluster.Fleet{Options: o, Client: &http.Client{Timeout: 10 * time.Second}}
 	for range b.cfg.engines {
 		s, err := startStub()
