@@ -13,7 +13,6 @@ type metrics struct {
 	requests  *prometheus.CounterVec   // path, status, policy
 	retries   *prometheus.CounterVec   // reason
 	aborted   *prometheus.CounterVec   // side
-	prompts   *prometheus.CounterVec   // rung
 	bodies    prometheus.Histogram     // bytes
 	own       prometheus.Histogram     // seconds
 	firstByte *prometheus.HistogramVec // policy, seconds
@@ -25,14 +24,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		requests:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "grapevine_gateway_requests_total", Help: "Requests answered, by path, HTTP status and routing policy."}, []string{"path", "status", "policy"}),
 		retries:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "grapevine_gateway_retries_total", Help: "Requests sent to a further endpoint, by reason (connect, reset)."}, []string{"reason"}),
 		aborted:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "grapevine_gateway_aborted_total", Help: "Answers that ended early, by side (client, engine)."}, []string{"side"}),
-		prompts:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "grapevine_gateway_prompts_total", Help: "Prompts by the way in which their token ids were found (ids, own, render, tokenize, none)."}, []string{"rung"}),
 		bodies:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "grapevine_gateway_body_bytes", Help: "Size of request bodies in bytes.", Buckets: prometheus.ExponentialBuckets(1<<10, 4, 8)}),
 		own:       prometheus.NewHistogram(prometheus.HistogramOpts{Name: "grapevine_gateway_own_seconds", Help: "Gateway's own time per request: from its body read to the request sent on, without the time that it was held.", Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14)}),
 		firstByte: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "grapevine_gateway_ttft_seconds", Help: "From the request's headers read to the first output forwarded, for streamed answers, by routing policy.", Buckets: prometheus.ExponentialBuckets(5e-3, 2, 15)}, []string{"policy"}),
 		inFlight:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "grapevine_gateway_requests_in_flight", Help: "Requests in progress, held ones included."}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.requests, m.retries, m.aborted, m.prompts, m.bodies, m.own, m.firstByte, m.inFlight)
+		reg.MustRegister(m.requests, m.retries, m.aborted, m.bodies, m.own, m.firstByte, m.inFlight)
 	}
 	return m
 }

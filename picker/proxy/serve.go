@@ -142,7 +142,6 @@ func (p *Proxy) resolve(c *call) bool {
 	if p.cfg.ForwardTokenIDs && forwardable(c.req, &c.prompt) {
 		c.body = withTokenIDs(c.body, c.prompt.TokenIDs)
 	}
-	p.metrics.prompts.WithLabelValues(c.pick.PromptRung).Inc()
 	return true
 }
 

@@ -351,7 +351,7 @@ func (b *bench) prompts(t *target) (float64, error) {
 // tokenizedBy reads the count of a line of metrics that is about prompts tokenized in the
 // gateway; 0 for other lines.
 func tokenizedBy(line string) (float64, error) {
-	if !strings.HasPrefix(line, "grapevine_gateway_prompts_total{") || !strings.Contains(line, `rung="own"`) {
+	if !strings.HasPrefix(line, "grapevine_prompt_resolved_total{") || !strings.Contains(line, `rung="own"`) {
 		return 0, nil
 	}
 	_, value, _ := strings.Cut(line, "} ")

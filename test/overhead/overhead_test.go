@@ -98,11 +98,11 @@ func TestTokenizedBy(t *testing.T) {
 		want float64
 		bad  bool
 	}{
-		{`grapevine_gateway_prompts_total{rung="own"} 12`, 12, false},
-		{`grapevine_gateway_prompts_total{model="m",rung="own"} 3`, 3, false},
-		{`grapevine_gateway_prompts_total{rung="none"} 12`, 0, false},
-		{`# HELP grapevine_gateway_prompts_total own`, 0, false},
-		{`grapevine_gateway_prompts_total{rung="own"} x`, 0, true},
+		{`grapevine_prompt_resolved_total{rung="own"} 12`, 12, false},
+		{`grapevine_prompt_resolved_total{model="m",rung="own"} 3`, 3, false},
+		{`grapevine_prompt_resolved_total{rung="none"} 12`, 0, false},
+		{`# HELP grapevine_prompt_resolved_total own`, 0, false},
+		{`grapevine_prompt_resolved_total{rung="own"} x`, 0, true},
 	}
 	for _, tt := range tests {
 		if got, err := tokenizedBy(tt.line); got != tt.want || (err != nil) != tt.bad {

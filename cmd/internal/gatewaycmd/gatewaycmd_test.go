@@ -73,7 +73,7 @@ func TestDamagedModelStarts(t *testing.T) {
 	if code := <-ended; code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	for _, want := range []string{"msg=serving", "model=m", filepath.Join(dir, "tokenizer.json") + ": "} {
+	for _, want := range []string{"msg=serving", "model=m", dir + ": tokenizer.json: "} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("%s\ndoes not say %s", log.String(), want)
 		}
