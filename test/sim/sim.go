@@ -74,6 +74,7 @@ func (c *Config) Validate() error {
 	check(c.Gateways >= 1, "gateways %d: give 1 or more", c.Gateways)
 	check(c.Engine == Single || c.Engine == Chunked, "engine %q: give %s or %s", c.Engine, Single, Chunked)
 	check(c.Arrivals == Open || c.Arrivals == Causal, "arrivals %q: give %s or %s", c.Arrivals, Open, Causal)
+	check(c.Policy != sharedCache || c.Engine != Chunked, "policy %s: it is a bound for the %s engine only", sharedCache, Single)
 	check(c.Rate > 0, "rate %g: give a number above 0", c.Rate)
 	check(c.StateDelay >= 0 && c.Timeout > 0, "state delay %v, timeout %v: give 0 or more, and more than 0", c.StateDelay, c.Timeout)
 	if c.Trace != nil {

@@ -61,7 +61,10 @@ func TestSameSeedSameResult(t *testing.T) {
 		var first []byte
 		for range 2 {
 			cfg := Default()
-			cfg.Trace, cfg.Policy, cfg.Gateways, cfg.Engine, cfg.Seed = agents(10), policy, 3, Chunked, 5
+			cfg.Trace, cfg.Policy, cfg.Gateways, cfg.Seed = agents(10), policy, 3, 5
+			if policy != sharedCache {
+				cfg.Engine = Chunked
+			}
 			b, err := json.Marshal(run(t, cfg))
 			if err != nil {
 				t.Fatal(err)
