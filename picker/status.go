@@ -121,7 +121,9 @@ func (p *Picker) endpointStatus(now time.Time, t *table, i int) EndpointStatus {
 			out.Engine += " " + in.EngineVersion
 		}
 		for _, m := range in.Models {
-			out.Models = append(out.Models, m.Name)
+			if !slices.Contains(out.Models, m.Name) {
+				out.Models = append(out.Models, m.Name)
+			}
 		}
 	}
 	return out

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,7 +53,15 @@ each. It takes seconds a run and needs no fleet.
 
 Loads are shares of what the fleet can carry under round robin. Engines: single (one prefill at a time) or chunked
 (prefill in chunks beside decodes, as vLLM's scheduler). Arrivals: open (as the trace says) or causal (a call comes a think
-time after the one before has ended).`,
+time after the one before has ended).
+
+A trace in our own form is a JSON object a line, with a number for each block of the prompt: equal numbers mean that two prompts
+are equal up to the end of that block. Times are milliseconds, lengths tokens; block_tokens is 512 if it is not given, session
+and think_ms (since the end of the session's call before) may be missing:
+
+  {"timestamp": 1200, "input_length": 1540, "output_length": 100, "hash_ids": [1, 2, 3], "block_tokens": 512, "session": "a"}
+
+Mooncake's form is the same without the last two.`,
 		Example: `  grapevine sim --trace conversation_trace.jsonl.gz --pods 8 --load 0.5,0.8,0.95
   grapevine sim --trace cc-traces.jsonl.zst --format cc --max-prompt 65536 --policy llmd-legacy,grapevine --json -`,
 		Args: noArgs,
@@ -64,6 +73,19 @@ time after the one before has ended).`,
 				return usageError(fmt.Sprintf("--block-tokens %d: give 1 or more", f.blockTokens))
 			}
 			cfg.Engine, cfg.Arrivals = sim.Engine(engine), sim.Arrivals(arrivals)
+			for _, policy := range f.policies {
+				if !slices.Contains(sim.Policies(), policy) {
+					return usageError(fmt.Sprintf("--policy %s: give some of %s", policy, strings.Join(sim.Policies(), ", ")))
+				}
+			}
+			for _, load := range f.loads {
+				if !(load > 0) {
+					return usageError(fmt.Sprintf("--load %g: give a number above 0", load))
+				}
+			}
+			if !slices.Contains(trace.Formats(), trace.Format(f.format)) {
+				return usageError(fmt.Sprintf("--format %s: give grapevine, mooncake, cc or azure", f.format))
+			}
 			f.read.Seed = cfg.Seed
 			var runs []simRun
 			for _, path := range f.traces {
@@ -119,6 +141,10 @@ time after the one before has ended).`,
 
 // run plays one trace under every load and policy, and says on standard error how far it is.
 func (f *simFlags) run(cmd *cobra.Command, cfg sim.Config, name string) ([]simRun, error) {
+	cfg.Policy = f.policies[0]
+	if err := cfg.Validate(); err != nil {
+		return nil, usageError(err.Error())
+	}
 	saturation, err := sim.Saturation(cmd.Context(), cfg)
 	if err != nil {
 		return nil, err
@@ -126,9 +152,6 @@ func (f *simFlags) run(cmd *cobra.Command, cfg sim.Config, name string) ([]simRu
 	fmt.Fprintf(cmd.ErrOrStderr(), "%s: %d requests; %d pods carry %.2f/s under round robin\n", name, len(cfg.Trace.Requests), cfg.Pods, saturation)
 	var runs []simRun
 	for _, load := range f.loads {
-		if !(load > 0) {
-			return nil, usageError(fmt.Sprintf("--load %g: give a number above 0", load))
-		}
 		for _, policy := range f.policies {
 			cfg.Policy = policy
 			cfg.Load(load, saturation)

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
 
 const defaultAdmin = "http://127.0.0.1:9090"
@@ -36,11 +37,19 @@ func newStatusCommand() *cobra.Command {
 				_, err = cmd.OutOrStdout().Write(body)
 				return err
 			}
-			var s picker.Status
+			var s struct {
+				picker.Status
+				Prompts prompt.Status `json:"prompts"`
+			}
 			if err := json.Unmarshal(body, &s); err != nil {
 				return fmt.Errorf("read the gateway's answer: %w", err)
 			}
-			writeStatus(cmd.OutOrStdout(), &s)
+			writeStatus(cmd.OutOrStdout(), &s.Status)
+			for _, m := range s.Prompts.Models {
+				if m.Problem != "" {
+					fmt.Fprintf(cmd.OutOrStdout(), "prompts of %s: engines are asked (%s) instead of the model's files: %s\n", m.Name(), m.Rung, m.Problem)
+				}
+			}
 			return nil
 		},
 	}

@@ -79,7 +79,7 @@ func listen(addr string, port int, cidrs []string, refused *atomic.Uint64) (*net
 	hostport := net.JoinHostPort(addr, strconv.Itoa(port))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("gossip port %s is taken by another process on this host: give another port, or stop the other one: %w", hostport, err)
+		return nil, fmt.Errorf("gossip port %s is taken by another process on this host: give another port (--gossip-bind), or stop the other one: %w", hostport, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fmt.Errorf("this host has no address %s: leave the gossip bind address empty for all addresses: %w", addr, err)
 	}

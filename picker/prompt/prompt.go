@@ -221,12 +221,24 @@ func (r *Resolver) Resolve(ctx context.Context, req *openai.Request, engineURL s
 	default:
 		res.EstimatedTokens = max(res.EstimatedTokens, estimate(req))
 	}
+	if !cacheable(req.Kind) {
+		return res, nil // not counted: it could not have been found
+	}
 	counts := &r.others
 	if m != nil {
 		counts = &m.resolved
 	}
 	counts[slices.Index(rungNames[:], res.Rung)].Add(1)
 	return res, nil
+}
+
+// cacheable reports whether a kind of request has a prompt that engines keep.
+func cacheable(k openai.Kind) bool {
+	switch k {
+	case openai.Chat, openai.Completion, openai.Responses, openai.Messages:
+		return true
+	}
+	return false
 }
 
 // estimate guesses how many tokens a request makes an engine compute: of all
@@ -257,9 +269,7 @@ func (r *Resolver) extras(req *openai.Request) []blockhash.Extra {
 }
 
 func (r *Resolver) find(ctx context.Context, m *ownModel, req *openai.Request, extras []blockhash.Extra, engineURL string) Result {
-	switch req.Kind {
-	case openai.Chat, openai.Completion, openai.Responses, openai.Messages:
-	default: // embeddings, scores: what such prompts share is short, and most of their engines keep no cache
+	if !cacheable(req.Kind) { // embeddings, scores: what such prompts share is short, and most of their engines keep no cache
 		return Result{Rung: RungNone, Reason: "this kind of request is routed by load"}
 	}
 	if req.PromptEmbeds {

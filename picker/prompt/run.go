@@ -121,7 +121,11 @@ func (r *Resolver) checkStarts(ctx context.Context, seen starts, now time.Time) 
 			var different *Mismatch
 			failed := err != nil && !errors.As(err, &different)
 			if failed {
-				r.log.Debug("token ids not compared", slog.String("model", name), slog.String("engine", e.URL), slog.Any("error", err))
+				level := slog.LevelDebug
+				if !known {
+					level = slog.LevelWarn // once
+				}
+				r.log.Log(ctx, level, "own token ids could not be compared with the engine's", slog.String("model", name), slog.String("engine", e.URL), slog.Any("error", err))
 			}
 			seen[key] = startState{epoch: e.Epoch, done: !failed, next: now.Add(checkRetry)}
 		}

@@ -225,7 +225,11 @@ func (p *Proxy) unknown(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusNotFound, "invalid_request_error", "dev and adapter endpoints are off: start the gateway with --dev-endpoints to forward them to all endpoints")
 		return
 	}
-	writeError(w, http.StatusNotFound, "invalid_request_error", "path "+r.URL.Path+" is not served: allow it with --allow-paths")
+	remedy := "allow it with --allow-paths"
+	if r.Method == http.MethodGet {
+		remedy = "metrics, status and the live page are at the admin address (--admin-listen)"
+	}
+	writeError(w, http.StatusNotFound, "invalid_request_error", "path "+r.URL.Path+" is not served: "+remedy)
 }
 
 // health answers 200 while requests can be served, and says why not otherwise.

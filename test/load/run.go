@@ -242,6 +242,7 @@ func (r *Result) readStream(body io.Reader) error {
 		data, isData := bytes.CutPrefix(line, []byte("data:"))
 		data = bytes.TrimSpace(data)
 		if isData && bytes.Equal(data, []byte("[DONE]")) {
+			_, _ = io.Copy(io.Discard, in) // to the end of the answer: closing before it looks like a client that gave up
 			return nil
 		}
 		if isData {

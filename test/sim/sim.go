@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/test/engine/pool"
@@ -69,7 +70,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	check(c.Trace != nil && len(c.Trace.Requests) > 0, "no trace")
-	check(slices.Contains(Policies(), c.Policy), "policy %q: give one of %v", c.Policy, Policies())
+	check(slices.Contains(Policies(), c.Policy), "policy %q: give one of %s", c.Policy, strings.Join(Policies(), ", "))
 	check(c.Pods >= 1 && c.Pods <= maxPods, "pods %d: give 1 to %d", c.Pods, maxPods)
 	check(c.Gateways >= 1, "gateways %d: give 1 or more", c.Gateways)
 	check(c.Engine == Single || c.Engine == Chunked, "engine %q: give %s or %s", c.Engine, Single, Chunked)

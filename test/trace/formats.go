@@ -55,7 +55,7 @@ func (p *jsonLines) line(b []byte, t *Trace) error {
 	}
 	switch {
 	case rec.InputLength < 1 || rec.OutputLength < 0 || !(rec.Timestamp >= 0) || !(rec.ThinkMs >= 0) || rec.BlockTokens < 1:
-		return fmt.Errorf("timestamp %g, input_length %d, output_length %d, block_tokens %d, think_ms %g: want 0 or more, input_length and block_tokens 1 or more",
+		return fmt.Errorf("timestamp %g, input_length %d, output_length %d, block_tokens %d, think_ms %g: want 0 or more, input_length and block_tokens 1 or more; or is the file of another form",
 			rec.Timestamp, rec.InputLength, rec.OutputLength, rec.BlockTokens, rec.ThinkMs)
 	case t.BlockTokens == 0:
 		t.BlockTokens = rec.BlockTokens
@@ -111,7 +111,7 @@ func (p *sessions) line(b []byte, t *Trace) error {
 		return err
 	}
 	if s.BlockSize != ccBlock {
-		return fmt.Errorf("block_size %d: want %d", s.BlockSize, ccBlock)
+		return fmt.Errorf("block_size %d: want %d; or is the file of another form", s.BlockSize, ccBlock)
 	}
 	t.BlockTokens = ccBlock
 	calls := flat(nil, s.Requests, 0)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/grapevine-llm/grapevine/picker/prompt/chat/jinja"
@@ -98,6 +100,8 @@ func (t *Template) choose(dir fs.FS, named map[string]string) error {
 	if o := t.opts.Template; o != "" {
 		if n, ok := named[o]; ok {
 			o = n
+		} else if !strings.Contains(o, "{{") && !strings.Contains(o, "{%") {
+			return fmt.Errorf("read chat template: %q is neither a template nor the name of one of the model's (%s)", o, strings.Join(slices.Sorted(maps.Keys(named)), ", "))
 		}
 		plain, tools, ok = o, o, true
 	}
