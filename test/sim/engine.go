@@ -16,7 +16,6 @@ type job struct {
 	index   int
 	request *request
 	table   *pool.Table
-	flow    uint64
 
 	gateway  int
 	pod      int

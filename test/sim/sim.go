@@ -211,6 +211,10 @@ func (w *world) arrival(i int) func(time.Duration) {
 	return func(now time.Duration) {
 		j := w.jobs[i]
 		j.arrived, j.gateway = now, i%w.cfg.Gateways
+		if w.cfg.Engine == Chunked && j.prompt()+j.output() > w.cfg.PodTokens {
+			w.refuse(now, j) // as vLLM does: it would wait for ever
+			return
+		}
 		w.at(now+w.cfg.Timeout, func(now time.Duration) { w.expire(now, j) })
 		w.policy.arrive(now, j)
 	}

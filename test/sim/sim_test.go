@@ -106,6 +106,18 @@ func TestClientsGiveUp(t *testing.T) {
 	}
 }
 
+// A request that fits no engine is refused and holds nobody up.
+func TestTooLong(t *testing.T) {
+	for _, policy := range []string{ours, "llmd-legacy"} {
+		cfg := Default()
+		cfg.Trace, cfg.Policy, cfg.Engine = agents(2), policy, Chunked
+		cfg.Trace.Requests[3].Prompt = cfg.PodTokens + 1
+		if r := run(t, cfg); r.Unserved != 1 {
+			t.Errorf("%s: %d unserved, want the one that is too long", policy, r.Unserved)
+		}
+	}
+}
+
 func TestValidateNamesEveryFault(t *testing.T) {
 	_, err := Run(context.Background(), Config{Policy: "x", Pods: 65, Engine: "y", Arrivals: "z"})
 	for _, want := range []string{"no trace", `policy "x"`, "pods 65", "gateways 0", `engine "y"`, `arrivals "z"`, "rate 0", "timeout 0"} {
