@@ -308,6 +308,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 		p.meanOutput += meanRate * (float64(o.OutputTokens) - p.meanOutput)
 	}
 	if o.CachedTokens >= 0 && o.Connected && o.Err == nil && o.PromptTokens > 0 {
+		o.CachedTokens = min(o.CachedTokens, o.PromptTokens) // whatever an engine says
 		e.checked(f.predicted, f.promised, o.CachedTokens)
 		e.lane.trust = e.trust()
 		p.metrics.checked(&d, o.CachedTokens)

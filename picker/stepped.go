@@ -2,6 +2,7 @@ package picker
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/gossip/view"
@@ -12,11 +13,11 @@ import (
 type Stepped struct {
 	picker *Picker
 	now    time.Time
-	held   []submitted
+	held   []*Submitted
 }
 
-// submitted is a request that waits.
-type submitted struct {
+// Submitted is a request that was handed to a Stepped.
+type Submitted struct {
 	q    *query
 	done func(Decision, error)
 }
@@ -38,18 +39,38 @@ func NewStepped(cfg Config, now time.Time, seed uint64) (*Stepped, error) {
 
 // Submit hands in a request. done is called once, with what Pick would return: before Submit returns, or in a later call
 // of any method.
-func (s *Stepped) Submit(now time.Time, req Request, done func(Decision, error)) {
+func (s *Stepped) Submit(now time.Time, req Request, done func(Decision, error)) *Submitted {
 	s.now = now
 	p := s.picker
 	q := p.prepared(now, req)
 	p.mu.Lock()
 	waits, err := p.admit(now, q)
 	p.mu.Unlock()
-	s.held = append(s.held, submitted{q, done})
+	r := &Submitted{q, done}
+	s.held = append(s.held, r)
 	if !waits {
 		s.end(len(s.held)-1, err)
 	}
 	s.settle()
+	return r
+}
+
+// Withdraw takes a request back whose client has left. It reports whether it still waited: done is then never called.
+func (s *Stepped) Withdraw(now time.Time, r *Submitted) bool {
+	s.now = now
+	at := slices.Index(s.held, r)
+	if at < 0 {
+		return false
+	}
+	p := s.picker
+	p.mu.Lock()
+	removed := p.queue.Remove(&r.q.item)
+	p.mu.Unlock()
+	if removed {
+		s.held = slices.Delete(s.held, at, at+1)
+		p.release(r.q)
+	}
+	return removed
 }
 
 // Step does what a running Picker does on its own, and returns when it wants to be called again at the latest.

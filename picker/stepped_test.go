@@ -59,6 +59,10 @@ func TestStepped(t *testing.T) {
 	if len(decisions) != 2 || decisions[1].Held != 300*time.Millisecond {
 		t.Fatalf("%d decisions after the first token, want the second request's, held for 300 ms: %+v", len(decisions), decisions)
 	}
+	left := s.Submit(now, Request{ID: "third", TokenIDs: prompt(3, 8000)}, func(Decision, error) { t.Error("a withdrawn request was answered") })
+	if !s.Withdraw(now, left) || s.Withdraw(now, left) {
+		t.Error("want the held request to be withdrawn, once")
+	}
 	for _, d := range decisions {
 		s.Done(now, d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
 	}

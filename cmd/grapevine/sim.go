@@ -69,8 +69,8 @@ Mooncake's form is the same without the last two.`,
 			if len(f.traces) == 0 {
 				return usageError("--trace is needed: one or more files, comma-separated")
 			}
-			if f.blockTokens < 1 {
-				return usageError(fmt.Sprintf("--block-tokens %d: give 1 or more", f.blockTokens))
+			if f.blockTokens < 1 || f.blockTokens > trace.MaxBlockTokens {
+				return usageError(fmt.Sprintf("--block-tokens %d: give 1 to %d", f.blockTokens, trace.MaxBlockTokens))
 			}
 			cfg.Engine, cfg.Arrivals = sim.Engine(engine), sim.Arrivals(arrivals)
 			for _, policy := range f.policies {
@@ -79,8 +79,8 @@ Mooncake's form is the same without the last two.`,
 				}
 			}
 			for _, load := range f.loads {
-				if !(load > 0) {
-					return usageError(fmt.Sprintf("--load %g: give a number above 0", load))
+				if !(load >= 0.001 && load <= 1000) {
+					return usageError(fmt.Sprintf("--load %g: give 0.001 to 1000", load))
 				}
 			}
 			if !slices.Contains(trace.Formats(), trace.Format(f.format)) {

@@ -70,7 +70,7 @@ func (f *fleet) arrive(now time.Duration, j *job) {
 		ID: fmt.Sprint(j.index), PromptTokens: j.prompt(), Session: fmt.Sprint(j.request.session),
 		Chains: []blockhash.Chain{{BlockSize: f.w.cfg.Trace.BlockTokens, Seed: f.w.prompts.hasher.Fingerprint(), Hashes: j.request.chain}},
 	}
-	g.picker.Submit(at(now), req, func(d picker.Decision, err error) {
+	s := g.picker.Submit(at(now), req, func(d picker.Decision, err error) {
 		if err != nil {
 			f.w.refuse(f.w.now, j)
 			return
@@ -78,6 +78,9 @@ func (f *fleet) arrive(now time.Duration, j *job) {
 		j.state = d
 		f.w.send(f.w.now, j, f.pods[d.Endpoint.ID])
 	})
+	if j.pod < 0 && !j.failed {
+		j.state = s
+	}
 	g.wake(now)
 }
 
@@ -95,7 +98,11 @@ func (f *fleet) end(now time.Duration, j *job) {
 	g.wake(now)
 }
 
-func (f *fleet) gone(time.Duration, *job) {}
+func (f *fleet) gone(now time.Duration, j *job) {
+	if s, ok := j.state.(*picker.Submitted); ok {
+		f.gateways[j.gateway].picker.Withdraw(at(now), s)
+	}
+}
 
 func (f *fleet) changed(now time.Duration, p *pod) {
 	a := f.agents[p.index]

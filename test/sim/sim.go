@@ -76,13 +76,18 @@ func (c *Config) Validate() error {
 	check(c.Engine == Single || c.Engine == Chunked, "engine %q: give %s or %s", c.Engine, Single, Chunked)
 	check(c.Arrivals == Open || c.Arrivals == Causal, "arrivals %q: give %s or %s", c.Arrivals, Open, Causal)
 	check(c.Policy != sharedCache || c.Engine != Chunked, "policy %s: it is a bound for the %s engine only", sharedCache, Single)
+	check(!(c.Rate > 1e9) && c.PodTokens <= maxTokens, "rate %g, %d tokens of KV cache a pod: give less", c.Rate, c.PodTokens)
 	check(c.Rate > 0, "rate %g: give a number above 0", c.Rate)
 	check(c.StateDelay >= 0 && c.Timeout > 0, "state delay %v, timeout %v: give 0 or more, and more than 0", c.StateDelay, c.Timeout)
 	if c.Trace != nil {
-		check(c.PodTokens >= 2*c.Trace.BlockTokens, "%d tokens of KV cache a pod: give at least two blocks", c.PodTokens)
+		check(c.Trace.BlockTokens >= 1 && c.Trace.BlockTokens <= trace.MaxBlockTokens, "blocks of %d tokens: give 1 to %d", c.Trace.BlockTokens, trace.MaxBlockTokens)
+		check(c.PodTokens/2 >= c.Trace.BlockTokens, "%d tokens of KV cache a pod: give at least two blocks", c.PodTokens)
 	}
 	return errors.Join(errs...)
 }
+
+// maxTokens bounds a pod's cache.
+const maxTokens = 1 << 30
 
 // maxPods is what the peers' index counts in one word.
 const maxPods = 64

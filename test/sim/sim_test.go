@@ -100,7 +100,16 @@ func TestCausalArrivals(t *testing.T) {
 func TestClientsGiveUp(t *testing.T) {
 	cfg := Default()
 	cfg.Trace, cfg.Policy, cfg.Pods, cfg.Timeout = agents(30), ours, 1, 5*time.Second
+	for i := range cfg.Trace.Requests {
+		for b := range cfg.Trace.Requests[i].Blocks {
+			cfg.Trace.Requests[i].Blocks[b] = uint64(1000*i + b + 1) // nothing in common
+		}
+	}
 	r := run(t, cfg)
+	// Work comes for 30 s, and nobody waits for longer than 5 s after that: what was given up while held is not computed.
+	if r.GPUSeconds < 25 || r.GPUSeconds > 37 {
+		t.Errorf("%.1f s of prefill, want about 35", r.GPUSeconds)
+	}
 	if r.Unserved == 0 || r.Goodput > 0.9 || r.TTFT.P99 != 5 {
 		t.Errorf("%d unserved, goodput %.2f, p99 %.1f s: want some that gave up, counted with the whole time-out", r.Unserved, r.Goodput, r.TTFT.P99)
 	}

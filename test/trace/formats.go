@@ -54,7 +54,7 @@ func (p *jsonLines) line(b []byte, t *Trace) error {
 		rec.BlockTokens = mooncakeBlock
 	}
 	switch {
-	case rec.InputLength < 1 || rec.OutputLength < 0 || !(rec.Timestamp >= 0) || !(rec.ThinkMs >= 0) || rec.BlockTokens < 1:
+	case rec.InputLength < 1 || rec.OutputLength < 0 || !(rec.Timestamp >= 0) || !(rec.ThinkMs >= 0) || rec.BlockTokens < 1 || rec.BlockTokens > MaxBlockTokens || rec.Timestamp > 1e15 || rec.ThinkMs > 1e15:
 		return fmt.Errorf("timestamp %g, input_length %d, output_length %d, block_tokens %d, think_ms %g: want 0 or more, input_length and block_tokens 1 or more; or is the file of another form",
 			rec.Timestamp, rec.InputLength, rec.OutputLength, rec.BlockTokens, rec.ThinkMs)
 	case t.BlockTokens == 0:

@@ -67,6 +67,13 @@ type Options struct {
 	Seed     uint64
 }
 
+// What a trace may say at most: tokens of a block and of a prompt or answer, and the span of time.
+const (
+	MaxBlockTokens = 1 << 20
+	maxTokens      = 1 << 30
+	maxSpan        = 10 * 365 * 24 * time.Hour
+)
+
 // maxLine bounds one line of a file in bytes; sessions of cc-traces take up to 4 MiB.
 const maxLine = 32 << 20
 
@@ -86,6 +93,9 @@ func Read(path string, format Format, o Options) (*Trace, error) {
 
 // Parse reads a trace from r.
 func Parse(r io.Reader, format Format, o Options) (*Trace, error) {
+	if o.Limit < 0 || o.MaxPrompt < 0 {
+		return nil, fmt.Errorf("at most %d requests, prompts of at most %d tokens: give 0 or more", o.Limit, o.MaxPrompt)
+	}
 	if o.SessionGap <= 0 {
 		o.SessionGap = 10 * time.Second
 	}
@@ -122,6 +132,11 @@ func Parse(r io.Reader, format Format, o Options) (*Trace, error) {
 	}
 	if err := lines.Err(); err != nil {
 		return nil, err
+	}
+	for i := range t.Requests {
+		if r := &t.Requests[i]; r.Prompt > maxTokens || r.Output > maxTokens || r.At < 0 || r.At > maxSpan || r.Think < 0 || r.Think > maxSpan {
+			return nil, fmt.Errorf("request %d: at %v, %d tokens in, %d out, think time %v: out of all bounds", i+1, r.At, r.Prompt, r.Output, r.Think)
+		}
 	}
 	t.settle(&o, p.ticks())
 	if len(t.Requests) == 0 {

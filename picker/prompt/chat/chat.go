@@ -201,6 +201,10 @@ func (t *Template) render(dst []byte, s *scratch, now time.Time, r Request, m *m
 	return out, nil
 }
 
+// maxKwargs bounds what a client can make setVars search through. Templates know
+// a few names.
+const maxKwargs = 256
+
 // setVars sets the template's variables but for messages and tells whether
 // there are tools. Later ones win over earlier ones of the same name: special
 // tokens, the server's defaults, chat_template_kwargs, the request's own
@@ -233,6 +237,9 @@ func (t *Template) setVars(s *scratch, r Request) (tools bool, err error) {
 		kwargs, ok := s.json.Decode(r.Kwargs).(*jinja.Dict)
 		if !ok {
 			return false, errors.New("chat_template_kwargs is no object")
+		}
+		if kwargs.Len() > maxKwargs {
+			return false, fmt.Errorf("chat_template_kwargs has %d members, at most %d are read", kwargs.Len(), maxKwargs)
 		}
 		for name, v := range kwargs.All() {
 			thinking = thinking && name != "enable_thinking"

@@ -58,7 +58,7 @@ func (o Options) Load(dir fs.FS) (*Template, error) {
 	if err := templated(dir); err != nil {
 		return nil, err
 	}
-	data, err := fs.ReadFile(dir, "tokenizer_config.json")
+	data, err := readFile(dir, "tokenizer_config.json")
 	if err != nil {
 		return nil, fmt.Errorf("read chat template: %w", err)
 	}
@@ -150,7 +150,7 @@ func templated(dir fs.FS) error {
 		Architectures []string `json:"architectures"`
 		ModelType     string   `json:"model_type"`
 	}
-	if data, err := fs.ReadFile(dir, "config.json"); err == nil {
+	if data, err := readFile(dir, "config.json"); err == nil {
 		if err := json.Unmarshal(data, &config); err != nil {
 			return fmt.Errorf("read config.json: %w", err)
 		}
@@ -179,7 +179,7 @@ func readSpecial(dir fs.FS, config map[string]json.RawMessage) (map[string]strin
 	_ = json.Unmarshal(config["tokenizer_class"], &class) // "" if it is something else
 	special := defaultTokens(class)
 	sources := []map[string]json.RawMessage{config}
-	if data, err := fs.ReadFile(dir, "special_tokens_map.json"); err == nil && config["added_tokens_decoder"] == nil {
+	if data, err := readFile(dir, "special_tokens_map.json"); err == nil && config["added_tokens_decoder"] == nil {
 		var legacy map[string]json.RawMessage
 		if err := json.Unmarshal(data, &legacy); err != nil {
 			return nil, fmt.Errorf("read special_tokens_map.json: %w", err)
@@ -233,7 +233,7 @@ func readTemplates(dir fs.FS, inConfig json.RawMessage) (map[string]string, erro
 		return nil, fmt.Errorf("read chat template: %w", err)
 	}
 	for _, f := range append(files, "chat_template.jinja") {
-		b, err := fs.ReadFile(dir, f)
+		b, err := readFile(dir, f)
 		switch {
 		case err == nil && f == "chat_template.jinja":
 			named["default"] = string(b)
@@ -274,7 +274,7 @@ func processorTemplate(dir fs.FS) (string, error) {
 		}
 	}
 	for _, f := range [...]string{"processor_config.json", "chat_template.json"} {
-		data, err := fs.ReadFile(dir, f)
+		data, err := readFile(dir, f)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -289,4 +289,22 @@ func processorTemplate(dir fs.FS) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// maxFile bounds each file that belongs to a template, in bytes.
+const maxFile = 16 << 20
+
+// readFile reads a file whole. What is no regular file could keep the reader for
+// ever.
+func readFile(dir fs.FS, name string) ([]byte, error) {
+	info, err := fs.Stat(dir, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file", name)
+	case info.Size() > maxFile:
+		return nil, fmt.Errorf("%s has %d MB, at most %d MB are read", name, info.Size()>>20, maxFile>>20)
+	}
+	return fs.ReadFile(dir, name)
 }

@@ -2,10 +2,16 @@ package chat
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/test/tinymodel"
 )
 
 // TestContentFormats compares with vLLM's own rule.
@@ -176,5 +182,33 @@ func TestAppendRender(t *testing.T) {
 		if err == nil || string(bad) != "old"+want {
 			t.Fatalf("AppendRender of a bad request = %q, %v", bad, err)
 		}
+	}
+}
+
+func TestLoadRefusesWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), []byte(`{"chat_template":"x"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "chat_template.jinja"), 0o600); err != nil {
+		t.Skip(err)
+	}
+	if _, err := Load(os.DirFS(dir)); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("error %v, want one that says what the template is", err)
+	}
+}
+
+func TestTooManyKwargs(t *testing.T) {
+	tmpl, err := Load(tinymodel.FS())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for i := range 60_000 {
+		fmt.Fprintf(&b, `,"k%d":0`, i)
+	}
+	_, err = tmpl.Render(time.Now(), Request{Messages: []byte(`[{"role":"user","content":"x"}]`), Kwargs: []byte("{" + b.String()[1:] + "}")})
+	if err == nil || !strings.Contains(err.Error(), "60000 members") {
+		t.Errorf("error %v, want one that says how many there are", err)
 	}
 }

@@ -140,6 +140,9 @@ func readFile(dir fs.FS, name string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read tokenizer file: %w", err)
 	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read tokenizer file: %s is not a regular file", name)
+	}
 	if info.Size() > MaxFileBytes {
 		return nil, fmt.Errorf("%s: %w", name, tooLarge(info.Size()))
 	}
