@@ -60,7 +60,7 @@ func readTokenizer(dir string) (*tokenizer.Tokenizer, error) {
 		return nil, usageError("--model is needed: the folder with the model's tokenizer.json")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "tokenizer.json")); err != nil {
-		return nil, usageError(fmt.Sprintf("--model %s: %v: give the folder that the engine was started with", dir, err))
+		return nil, usageError(fmt.Sprintf("--model %s: %v: give the folder that the engine was started with, alone", dir, err))
 	}
 	tok, err := tokenizer.LoadDir(os.DirFS(dir))
 	if err != nil {

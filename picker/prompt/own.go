@@ -28,6 +28,7 @@ type ownModel struct {
 	tmpl    *chat.Template
 	tmplErr error
 
+	unserved   bool // has been said; Run's
 	trust      trust
 	otherForms atomic.Bool                   // converted is contradicted: see Resolver.compare
 	resolved   [len(rungNames)]atomic.Uint64 // requests by rung

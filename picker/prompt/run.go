@@ -104,6 +104,10 @@ func (r *Resolver) checkStarts(ctx context.Context, seen starts, now time.Time) 
 		if m.tokErr != nil {
 			continue
 		}
+		if !m.unserved && unserved(m, engines) {
+			m.unserved = true
+			r.log.Warn("no endpoint serves this model: is its name in --model the one that clients send?", slog.Any("model", m.names), slog.Any("served", engines[0].Models))
+		}
 		for _, e := range engines {
 			name, serves := m.servedBy(e)
 			key := startKey{m, e.URL}
@@ -135,6 +139,14 @@ func (r *Resolver) checkStarts(ctx context.Context, seen starts, now time.Time) 
 			delete(seen, key)
 		}
 	}
+}
+
+// unserved reports whether all engines say what they serve, and none serves the model.
+func unserved(m *ownModel, engines []Engine) bool {
+	return len(engines) > 0 && !slices.ContainsFunc(engines, func(e Engine) bool {
+		_, serves := m.servedBy(e)
+		return serves // or does not say
+	})
 }
 
 // servedBy returns the name by which an engine serves the model, if it does as

@@ -312,3 +312,21 @@ func TestWrongFiles(t *testing.T) {
 		}
 	}
 }
+
+func TestUnserved(t *testing.T) {
+	m := &ownModel{names: []string{"a", "b"}}
+	for _, tt := range []struct {
+		name    string
+		engines []Engine
+		want    bool
+	}{
+		{"no engine yet", nil, false},
+		{"one does not say", []Engine{{Models: []string{"x"}}, {}}, false},
+		{"one serves a second name", []Engine{{Models: []string{"x"}}, {Models: []string{"b"}}}, false},
+		{"none serves it", []Engine{{Models: []string{"x"}}, {Models: []string{"y"}}}, true},
+	} {
+		if got := unserved(m, tt.engines); got != tt.want {
+			t.Errorf("%s: unserved %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}

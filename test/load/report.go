@@ -93,6 +93,9 @@ func (rep Report) WriteTable(w io.Writer) {
 	if rep.FirstError != "" {
 		fmt.Fprintf(w, "first error   %s\n", rep.FirstError)
 	}
+	if rep.Errors == rep.Requests {
+		return // nothing was answered
+	}
 	if rep.CachedKnown > 0 {
 		fmt.Fprintf(w, "cached        %.1f %% of prompt tokens (%d of the requests told), %d cold\n", 100*rep.HitRatio, rep.CachedKnown, rep.Cold)
 	} else {

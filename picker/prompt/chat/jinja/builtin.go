@@ -64,10 +64,11 @@ func testTable(name string) test {
 		return func(_ *env, v any, p params) bool { p.known(0); return ok(v) }
 	}
 	with := func(op string) test {
-		return func(_ *env, v any, p params) bool {
+		return func(e *env, v any, p params) bool {
 			if len(p.args) != 1 {
 				fail("test %s wants one argument", p.name)
 			}
+			e.searched(op, p.args[0])
 			return compare(op, v, p.args[0])
 		}
 	}

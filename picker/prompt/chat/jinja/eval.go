@@ -109,6 +109,19 @@ func (e *env) charge(n int) {
 	}
 }
 
+// searched charges for looking through v.
+func (e *env) searched(op string, v any) {
+	if op != "in" && op != "not in" {
+		return
+	}
+	switch v := plain(v).(type) {
+	case string:
+		e.charge(len(v) >> 8)
+	case *List:
+		e.charge(len(v.Items) >> 2)
+	}
+}
+
 // made charges for a new text.
 func (e *env) made(s string) string {
 	if len(s) > maxOutput {

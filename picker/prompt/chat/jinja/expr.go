@@ -222,6 +222,7 @@ func (x *compareExpr) eval(e *env) any {
 	a := x.first.eval(e)
 	for i, op := range x.ops {
 		b := x.rest[i].eval(e)
+		e.searched(op, b)
 		if !compare(op, a, b) {
 			return false
 		}

@@ -81,6 +81,8 @@ func TestErrors(t *testing.T) {
 		{"line of an expression", "\n\n{{ x.y.z }}", "line 3: y is undefined"},
 		{"raised", "{{ raise_exception('system role is not allowed') }}", "template refuses: system role is not allowed"},
 		{"endless", "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "runs too long"},
+		{"long searches", `{% set l = "a" * 9000000 %}{% for i in range(99999) %}{% set t = "b" in l %}{% endfor %}`, "runs too long"},
+		{"long searches in lists", `{% set l = [1] * 900000 %}{% for i in range(99999) %}{% set t = 5 in l %}{% endfor %}`, "runs too long"},
 		{"recursion", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deep"},
 		{"deep parentheses", "{{ " + strings.Repeat("(", 5000) + "1" + strings.Repeat(")", 5000) + " }}", "nested too deep"},
 		{"deep blocks", strings.Repeat("{% if 1 %}", 5000), "nested too deep"},
