@@ -392,3 +392,18 @@ func TestPool(t *testing.T) {
 		t.Errorf("error %v, want ErrNoEndpoints", err)
 	}
 }
+
+// TestChainsEndAtTheFirstImage: ready chains are cut where hashed ids are.
+func TestChainsEndAtTheFirstImage(t *testing.T) {
+	f := newFleet(t, 1, nil)
+	ids := prompt(1, 1000)
+	f.holds(0, ids)
+	extras := []blockhash.Extra{{Kind: blockhash.Multimodal, Value: "x", Offset: 330}}
+	hashes := chain(f.Picker, ids)
+	byIDs := f.pick(Request{ID: "ids", TokenIDs: ids, Extras: extras})
+	byChain := f.pick(Request{ID: "chain", PromptTokens: len(ids), Extras: extras,
+		Chains: []blockhash.Chain{{BlockSize: blockSize, Seed: f.hasher.Fingerprint(), Root: f.hasher.Root(extras...), Hashes: hashes}}})
+	if byIDs.MatchedBlocks != 330/blockSize || byChain.MatchedBlocks != byIDs.MatchedBlocks {
+		t.Errorf("%d blocks by ids, %d by a chain, want %d", byIDs.MatchedBlocks, byChain.MatchedBlocks, 330/blockSize)
+	}
+}

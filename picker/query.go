@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -103,21 +104,23 @@ func (q *query) hash(sizes []int, h blockhash.Hasher) {
 		q.chains = append(q.chains, nil)
 	}
 	q.chains = q.chains[:len(sizes)]
-	tokens := q.req.TokenIDs
+	limit := math.MaxInt // tokens before the first item that is not one
 	for _, e := range q.req.Extras {
 		if e.Kind == blockhash.Multimodal || e.Kind == blockhash.PromptEmbeds {
-			tokens = tokens[:min(len(tokens), max(0, int(e.Offset)))]
+			limit = min(limit, max(0, int(e.Offset)))
 		}
 	}
+	tokens := q.req.TokenIDs[:min(len(q.req.TokenIDs), limit)]
 	root := h.Root(q.req.Extras...)
 	for i, size := range sizes {
-		q.chains[i] = h.AppendChain(q.chains[i][:0], root, tokens, size)
-		for j := range q.req.Chains {
-			if c := &q.req.Chains[j]; c.Fits(h, root, size) {
-				// A copy: queries outlive their Pick in recent, and it costs a hundredth of hashing.
-				q.chains[i] = append(q.chains[i][:0], c.Hashes...)
-			}
+		ready := slices.IndexFunc(q.req.Chains, func(c blockhash.Chain) bool { return c.Fits(h, root, size) })
+		if ready < 0 {
+			q.chains[i] = h.AppendChain(q.chains[i][:0], root, tokens, size)
+			continue
 		}
+		// A copy: queries outlive their Pick in recent, and it costs a hundredth of hashing.
+		hashes := q.req.Chains[ready].Hashes
+		q.chains[i] = append(q.chains[i][:0], hashes[:min(len(hashes), limit/size)]...)
 	}
 }
 
