@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/grapevine-llm/grapevine/picker/openai"
+	"github.com/grapevine-llm/grapevine/picker/prompt"
 	"github.com/grapevine-llm/grapevine/picker/prompt/tokenizer"
 )
 
@@ -168,12 +169,8 @@ func errorMessage(raw []byte) string {
 	return said.Error.Message
 }
 
-// tokenizeBody is the request in the form of vLLM's /tokenize, or why it has none.
+// tokenizeBody is the question that a gateway would put to vLLM's /tokenize, or why its answer could not be compared.
 func tokenizeBody(req *openai.Request) (body []byte, why string) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(req.Body, &fields); err != nil {
-		return nil, "the body is no plain JSON"
-	}
 	switch {
 	case req.Kind != openai.Chat && req.Kind != openai.Completion:
 		return nil, "it takes chat and completions only"
@@ -181,31 +178,10 @@ func tokenizeBody(req *openai.Request) (body []byte, why string) {
 		return nil, "the request brings ids"
 	case len(req.Prompts) > 1:
 		return nil, "it takes one prompt only"
-	case bytes.Contains(req.Messages, []byte(`"reasoning_content"`)):
-		return nil, "it leaves out reasoning_content, other than chat does"
+	case req.TruncatePromptTokens != 0:
+		return nil, "it does not take truncate_prompt_tokens"
 	}
-	for _, name := range []string{"documents", "reasoning_effort", "truncate_prompt_tokens", "suffix"} {
-		if _, ok := fields[name]; ok {
-			return nil, "it does not take " + name
-		}
-	}
-	ask := map[string]json.RawMessage{}
-	for _, name := range []string{
-		"model", "prompt", "messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
-		"continue_final_message", "add_special_tokens", "mm_processor_kwargs", "media_io_kwargs",
-	} {
-		if v, ok := fields[name]; ok {
-			ask[name] = v
-		}
-	}
-	if list := ask["prompt"]; len(list) > 0 && list[0] == '[' { // a list of one text
-		text, err := json.Marshal(req.Longest().Text)
-		if err != nil {
-			return nil, err.Error()
-		}
-		ask["prompt"] = text
-	}
-	body, err := json.Marshal(ask)
+	body, err := prompt.TokenizeQuestion(req)
 	if err != nil {
 		return nil, err.Error()
 	}

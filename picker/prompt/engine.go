@@ -146,7 +146,7 @@ func (e *engine) truth(ctx context.Context, req *openai.Request, url string) ([]
 	if req.TruncatePromptTokens < 0 || req.ResponseFormat != nil || req.ToolChoice != nil && string(req.ToolChoice) != `"auto"` {
 		return nil, errors.New("/tokenize does not see all that makes the prompt")
 	}
-	body, err := tokenizeBody(req)
+	body, err := TokenizeQuestion(req)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ type tokenizeRequest struct {
 }
 
 func (e *engine) tokenize(ctx context.Context, req *openai.Request, url string) ([]uint32, error) {
-	body, err := tokenizeBody(req)
+	body, err := TokenizeQuestion(req)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,10 @@ func (e *engine) tokenize(ctx context.Context, req *openai.Request, url string) 
 	return ids, err
 }
 
-func tokenizeBody(req *openai.Request) ([]byte, error) {
+// TokenizeQuestion returns the body that asks vLLM's /tokenize for the ids of a
+// request's prompt, of the longest one if there are several. It truncates
+// nothing. The error says what of the request that endpoint would not heed.
+func TokenizeQuestion(req *openai.Request) ([]byte, error) {
 	ask := tokenizeRequest{Model: req.Model, AddSpecialTokens: req.AddSpecialTokens}
 	switch {
 	case len(req.Prompts) > 0:
