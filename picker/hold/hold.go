@@ -12,11 +12,11 @@
 //
 // A request takes the best ready endpoint if its cost there is no more than the best alternative, which is waiting for a
 // busy one, plus a little for each second that it has waited. Among those that may go, higher priority comes first, then
-// deficit round robin between flows, then the shortest own prefill less a credit for age. What an
-// engine says of others' requests in its queue may be old: an endpoint that is given nothing for DoubtAfter is tried with a request
-// that waited as long. A hold ends in any
-// case after MaxAge (ShedAfter for a sheddable request) or a share of the deadline, or when the queue is full: the request
-// is then bound by wait + cost, or refused if it is sheddable or every endpoint's own queue is at its limit.
+// deficit round robin between flows, then the shortest own prefill less a credit for age. What an engine
+// says of others' requests in its queue may be old: an endpoint that is given nothing for DoubtAfter is tried with a
+// request that waited as long. A hold ends in any case after MaxAge (ShedAfter for a sheddable request) or a share of the
+// deadline, or when the queue is full: the request is then bound by wait + cost, or refused if it is sheddable or every
+// endpoint's own queue is at its limit.
 //
 // Holds have to be long to be worth something: a request that is bound when its patience ends goes where it is computed
 // anew, and so makes the overload worse that made it wait. With agents' calls at four fifths of what round robin can carry

@@ -50,7 +50,8 @@ func (s *Speculation) Columns() int { return 64 * s.words }
 // now + life, whichever is first, and at most two lives from now.
 //
 // known says how many leading blocks of the chain are marked already, as far as the caller can tell: 0 if it does not know.
-// They are not marked again where that would change nothing.
+// They are not marked again where that would change nothing. Who gives it must mark chains of that column from the prompt's
+// first block on, always.
 func (s *Speculation) Mark(now time.Time, col int, chain []blockhash.Hash, known int, until time.Time) {
 	if uint(col) >= uint(s.Columns()) {
 		panic("match: mark outside the columns")
@@ -61,7 +62,7 @@ func (s *Speculation) Mark(now time.Time, col int, chain []blockhash.Hash, known
 		period = base + 1 // Rotate is late, and will drop what expires with base
 	}
 	generation := int(period % generations)
-	// Whoever marked a block in this generation has marked those before it too: chains are marked from their first block on.
+	// A block that was marked in this generation has those before it beside it.
 	if known = min(known, len(chain)); known > 0 && s.marked(generation, col, chain[known-1]) {
 		chain = chain[known:]
 	}

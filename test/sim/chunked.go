@@ -66,7 +66,7 @@ func (e *chunked) begin(now time.Duration) {
 		}
 		e.queue = e.queue[1:]
 		if !j.admitted {
-			j.admitted, j.cached, j.started = true, cached, now
+			j.admitted, j.cached = true, cached
 		}
 		j.done = cached
 		e.running = append(e.running, j)

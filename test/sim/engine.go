@@ -19,14 +19,14 @@ type job struct {
 
 	gateway  int
 	pod      int
-	state    any // of the policy
-	cached   int // tokens
-	done     int // tokens whose KV is computed
-	out      int // tokens generated
-	admitted bool
+	state    any  // of the policy
+	cached   int  // tokens
+	done     int  // tokens whose KV is computed
+	out      int  // tokens generated
+	admitted bool // before, by an engine that preempts
 	failed   bool
 
-	arrived, bound, started, first, ended time.Duration
+	arrived, first, ended time.Duration
 }
 
 // prompt and output in tokens.
@@ -90,7 +90,7 @@ func (e *single) start(now time.Duration) {
 		return
 	}
 	e.queue = e.queue[1:]
-	j.cached, j.started, j.admitted = cached, now, true
+	j.cached = cached
 	e.busy = j
 	took := e.clock.Prefill(j.prompt()-cached, cached)
 	e.due, e.spent = now+took, e.spent+took

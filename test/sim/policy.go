@@ -1,10 +1,13 @@
 package sim
 
 import (
+	"encoding/binary"
 	"math"
 	"math/bits"
 	"slices"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/test/engine/pool"
@@ -176,7 +179,9 @@ func sessionHash(_ time.Duration, s *sight) int {
 		total += s.routed[i].outstanding
 	}
 	bound := 1.25 * float64(total) / float64(len(s.routed))
-	score := func(i int) float64 { return -float64(mix(s.job.request.session^mix(uint64(i))) >> 11) }
+	var session [8]byte
+	binary.LittleEndian.PutUint64(session[:], s.job.request.session)
+	score := func(i int) float64 { return -float64(xxh3.HashSeed(session[:], uint64(i)) >> 11) }
 	if at := s.least(score, func(i int) bool { return float64(s.routed[i].outstanding) <= bound }); at >= 0 {
 		return at
 	}
@@ -262,14 +267,6 @@ func minTTFT(now time.Duration, s *sight) int {
 		n := s.uncached(i)
 		return math.Round((wait+s.w.clock.Prefill(n, s.job.prompt()-n)).Seconds()*1e6) + 1e-4*float64(s.routed[i].outstanding)
 	}, nil)
-}
-
-// mix is the finaliser of SplitMix64.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 // index knows which pods hold or will hold which blocks.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -126,7 +125,6 @@ type pod struct {
 type world struct {
 	cfg     *Config
 	clock   sched.Clock
-	rng     *rand.Rand
 	prompts *prompts
 	jobs    []*job
 	after   [][]int // causal: which jobs wait for the end of this one
@@ -156,8 +154,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	w := &world{
-		cfg: &cfg, clock: sched.H200(), rng: rand.New(rand.NewPCG(cfg.Seed, 11)),
-		prompts: newPrompts(cfg.Trace.BlockTokens, newHasher()),
+		cfg: &cfg, clock: sched.H200(), prompts: newPrompts(cfg.Trace.BlockTokens, newHasher()),
 	}
 	requests := w.prompts.requests(cfg.Trace)
 	w.jobs, w.after, w.open = make([]*job, len(requests)), make([][]int, len(requests)), len(requests)
@@ -228,7 +225,7 @@ func (w *world) arrival(i int) func(time.Duration) {
 // send gives a job to a pod.
 func (w *world) send(now time.Duration, j *job, pod int) {
 	p := w.pods[pod]
-	j.pod, j.bound, j.table = pod, now, w.prompts.table(j.request)
+	j.pod, j.table = pod, w.prompts.table(j.request)
 	p.jobs++
 	p.engine.submit(now, j)
 	w.policy.changed(now, p)
