@@ -1,6 +1,7 @@
 // Package wire is Grapevine's gossip format: what an agent and a gateway say to
-// each other about KV-cache blocks. It encodes, decodes and checks; it knows
-// nothing of sockets, clocks or of what a message leads to.
+// each other about KV-cache blocks, and gateways to each other about requests. It
+// encodes, decodes and checks; it knows nothing of sockets, clocks or of what a
+// message leads to.
 //
 // # Format
 //
@@ -50,8 +51,15 @@
 //	5 HELLO  node str
 //	         1 known, repeated: endpoint u64, rank u16, epoch uv, tickNo uv
 //
-// Numbers 6 VV, 7 VVREQ, 8 RELAY, 9 HINT and 10 LEARN are taken. Message numbers
-// and tags are append-only.
+//	9 HINT   number uv
+//	         1 bound, repeated: id uv, endpoint u64, rank u16, age uv (ms),
+//	           promptTokens uv, cachedTokens uv, blocks uv, last u64, before u64,
+//	           first uv, count uv, points uv, points × u32
+//	         2 over: ids, each uv, to the end
+//	         3 ended: the same
+//
+// Numbers 6 VV, 7 VVREQ, 8 RELAY and 10 LEARN are taken. Message numbers and tags
+// are append-only.
 //
 // A geometry is buckets uv, k u8; both 0 means no digest of that tier. A
 // bucket is 64 bits (one word); bit position p is bit p%64 of word p/64. A
@@ -76,14 +84,14 @@
 // # Compatibility
 //
 // A reader skips optional fields that it does not know, and bytes after the last
-// field that it knows inside load, health, model and rank, which may grow at
-// their end. Version rises only when a fixed field changes; a reader accepts its
+// field that it knows inside load, health, model, rank and bound, which may grow
+// at their end. Version rises only when a fixed field changes; a reader accepts its
 // own version and the two before it, see [Supported]. Packets of version 1 stay in
 // testdata for ever.
 //
 // # Limits
 //
-// TICK, NACK and HELLO are at most MaxPacketBytes, so that they fit memberlist's
+// TICK, NACK, HELLO and HINT are at most MaxPacketBytes, so that they fit memberlist's
 // datagrams with encryption and label; INFO and SEG at most MaxMessageBytes. Every
 // count and length is checked against the bytes at hand before memory is taken;
 // a message is decoded whole or not at all.

@@ -13,7 +13,7 @@ const Version = 1
 
 // Size limits of whole messages.
 const (
-	// MaxPacketBytes bounds TICK, NACK, HELLO and a SEG of one segment. memberlist
+	// MaxPacketBytes bounds TICK, NACK, HELLO, HINT and a SEG of one segment. memberlist
 	// v0.7.0 sends datagrams of up to 1400 B (Config.UDPBufferSize), of which AES-GCM
 	// takes 29, its message types and compound headers 9, and a label 2 + its length.
 	MaxPacketBytes = 1300
@@ -102,7 +102,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	return h, nil
 }
 
-// Message is one of *Info, *Tick, *Nack, *Segment, *Hello.
+// Message is one of *Info, *Tick, *Nack, *Segment, *Hello, *Hint.
 type Message interface {
 	// Append encodes the message, sent by the node with the given NodeHash, at the
 	// end of dst.
@@ -131,6 +131,8 @@ func Decode(b []byte) (Header, Message, error) {
 		m, limit = new(Segment), MaxMessageBytes
 	case TypeHello:
 		m = new(Hello)
+	case TypeHint:
+		m = new(Hint)
 	default:
 		return h, nil, fmt.Errorf("decode message type %d: %w", h.Type, ErrType)
 	}
