@@ -234,7 +234,7 @@ func (w *world) send(now time.Duration, j *job, pod int) {
 
 // refuse ends a job that no pod gets.
 func (w *world) refuse(now time.Duration, j *job) {
-	j.failed = true
+	j.failed, j.ended = true, now
 	w.over(now, j)
 }
 
