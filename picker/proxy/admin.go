@@ -17,8 +17,8 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/webui"
 )
 
-// Admin serves operators: metrics, status, receipts, explain, profiles and the live page. It must
-// not share a listener with clients.
+// Admin serves operators: metrics, status, receipts, explain, recordings (see RecordingStatus),
+// profiles and the live page. It must not share a listener with clients.
 func (p *Proxy) Admin(metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
@@ -26,6 +26,7 @@ func (p *Proxy) Admin(metrics prometheus.Gatherer) http.Handler {
 	mux.HandleFunc("GET /receipts", p.receipts)
 	mux.HandleFunc("GET /receipts/{id}", p.receipt)
 	mux.HandleFunc("POST /explain", p.explain)
+	mux.HandleFunc("GET /trace", p.trace)
 	mux.HandleFunc("GET /health", p.health)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -175,6 +175,7 @@ func (p *Proxy) stream(c *call, resp *http.Response, out picker.Outcome) (picker
 				return p.clientGone(out, err), answered
 			}
 			c.forwarded, wrote = true, true
+			c.events++
 		}
 		if wrote {
 			if err := flusher.Flush(); err != nil {

@@ -124,6 +124,7 @@ type Proxy struct {
 	draining  atomic.Bool
 	slots     chan struct{} // one per request in progress
 	bodies    atomic.Int64  // bytes of their bodies
+	traces    recordings
 }
 
 // New returns a Proxy that picks with p and reads prompts with r. log and reg may be nil.
@@ -155,6 +156,7 @@ func New(cfg Config, p *picker.Picker, r Resolver, log *slog.Logger, reg prometh
 		budget: retryBudget{share: cfg.MaxRetryShare},
 		deaths: newDeathList(),
 		slots:  make(chan struct{}, cfg.MaxConcurrent),
+		traces: recordings{maxBytes: maxRecordedBytes},
 	}, nil
 }
 

@@ -41,6 +41,9 @@ type call struct {
 	forwarded bool // an event has gone to the client
 	output    bool // an event with output was seen
 	cutShort  bool // the answer must not look complete
+	events    int  // of the stream that went to the client
+
+	outcome picker.Outcome // of the last try
 }
 
 // serve picks an endpoint for a request and forwards it.
@@ -67,6 +70,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	if p.read(c) && p.resolve(c) {
 		p.forward(c)
 	}
+	p.record(c)
 	p.metrics.answered(r.Pattern, c.status, c.decision.Policy)
 	if c.cutShort || c.status == statusClientGone {
 		panic(http.ErrAbortHandler) // the server closes the connection without the end of the answer
@@ -232,6 +236,7 @@ func (p *Proxy) forward(c *call) {
 		c.held += d.Held
 		outcome, result := p.send(c)
 		p.picker.Done(d, outcome)
+		c.outcome = outcome
 		if result != tryAgainDial && result != tryAgainReset {
 			break
 		}

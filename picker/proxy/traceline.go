@@ -1,0 +1,236 @@
+package proxy
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"math"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/picker/openai"
+)
+
+// recordedLine is one request of a recording. It holds neither text nor token ids, and of hashes and names only what their
+// key makes of them: equal where they are equal in this recording, and nothing else.
+type recordedLine struct {
+	Timestamp    float64  `json:"timestamp"`     // arrival, ms since the recording began
+	InputLength  int      `json:"input_length"`  // tokens
+	OutputLength int      `json:"output_length"` // tokens
+	HashIDs      []uint64 `json:"hash_ids"`      // one a full block, each for all of the prompt up to its end; empty: not known
+	BlockTokens  int      `json:"block_tokens"`
+	Session      string   `json:"session,omitempty"`
+	ThinkMs      float64  `json:"think_ms,omitempty"` // since the end of the session's call before
+	// What the engine did not report and is guessed.
+	InputEstimated  bool `json:"input_estimated,omitempty"`
+	OutputEstimated bool `json:"output_estimated,omitempty"`
+}
+
+// defaultBlockTokens is for a recording that begins before any endpoint is known.
+const defaultBlockTokens = 16
+
+// recording is the state of one. Safe for concurrent use.
+type recording struct {
+	start       time.Time
+	blockTokens int
+	maxBytes    int
+	key         recordingKey
+
+	mu        sync.Mutex // guards what follows
+	sessions  *recordedSessions
+	waiting   []byte // lines for the reader
+	status    RecordingStatus
+	reported  int // requests whose answers said how long they were
+	generated int // tokens of these
+}
+
+// newRecording returns one with a key of its own. Of several block sizes in a pool the smallest says most.
+func newRecording(now time.Time, sizes []int, maxBytes int) *recording {
+	size := defaultBlockTokens
+	if len(sizes) > 0 {
+		size = slices.Min(sizes)
+	}
+	return &recording{
+		start: now, blockTokens: size, maxBytes: maxBytes, key: newRecordingKey(), sessions: newRecordedSessions(),
+		status: RecordingStatus{BlockTokens: size},
+	}
+}
+
+// generates reports whether a kind of request has a prompt that engines keep and an answer that they decode.
+func generates(k openai.Kind) bool {
+	return k == openai.Chat || k == openai.Completion || k == openai.Responses || k == openai.Messages
+}
+
+// add takes in a request that ended now. False: its line is lost.
+func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
+	if c.status/100 != 2 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.status.Unserved++
+		return true
+	}
+	line := recordedLine{Timestamp: msOf(c.arrived.Sub(r.start)), BlockTokens: r.blockTokens}
+	o := &c.outcome
+	if line.InputLength = o.PromptTokens; line.InputLength == 0 {
+		line.InputLength = max(1, c.pick.PromptTokens, len(c.pick.TokenIDs))
+		line.InputEstimated = c.pick.TokenIDs == nil && c.pick.Chains == nil || c.prompt.Partial
+	}
+	line.HashIDs = r.hashIDs(c, h)
+	line.HashIDs = line.HashIDs[:min(len(line.HashIDs), line.InputLength/r.blockTokens)]
+	session := r.key.name(c.pick.Session)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status.Requests++
+	if len(line.HashIDs) == 0 && line.InputLength >= r.blockTokens {
+		r.status.Unknown++
+	}
+	switch {
+	case o.PromptTokens > 0: // then there was a usage
+		line.OutputLength = o.OutputTokens
+		r.reported++
+		r.generated += o.OutputTokens
+	case c.streaming: // about one token an event, beside the first and the last
+		line.OutputLength, line.OutputEstimated = max(1, c.events-2), true
+	default:
+		line.OutputLength, line.OutputEstimated = max(1, r.generated/max(1, r.reported)), true
+		if limit := c.pick.MaxOutputTokens; limit > 0 {
+			line.OutputLength = min(line.OutputLength, limit)
+		}
+	}
+	if session != "" {
+		var think time.Duration
+		line.Session, think = r.sessions.place(session, c.arrived.Sub(r.start), now.Sub(r.start))
+		line.ThinkMs = msOf(think)
+	}
+	text, err := json.Marshal(&line)
+	if err != nil || len(r.waiting)+len(text) >= r.maxBytes {
+		r.status.Lost++
+		return false
+	}
+	r.waiting = append(append(r.waiting, text...), '\n')
+	return true
+}
+
+// take moves the lines that wait to dst, which becomes the recording's after the next call.
+func (r *recording) take(dst []byte, now time.Time) ([]byte, RecordingStatus) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lines := r.waiting
+	r.waiting = dst
+	s := r.status
+	s.Seconds = math.Round(now.Sub(r.start).Seconds()*1e3) / 1e3
+	return lines, s
+}
+
+// hashIDs are the keyed hashes of the prompt's full blocks; none if the prompt is not known.
+func (r *recording) hashIDs(c *call, h blockhash.Hasher) []uint64 {
+	var chain []blockhash.Hash
+	if i := slices.IndexFunc(c.pick.Chains, func(x blockhash.Chain) bool { return x.BlockSize == r.blockTokens }); i >= 0 {
+		chain = c.pick.Chains[i].Hashes
+	} else {
+		chain = h.AppendChain(nil, h.Root(c.pick.Extras...), c.pick.TokenIDs, r.blockTokens)
+	}
+	return r.key.ids(chain)
+}
+
+// msOf is a duration in ms, whole microseconds.
+func msOf(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+
+// recordingKey hides what a recording's hashes and names are of. It is random, one recording's alone, and leaves the process
+// in no way: who has a recording can't test whether a known prompt or name is in it, nor compare it with another recording.
+type recordingKey struct {
+	blocks cipher.Block
+	names  []byte
+}
+
+func newRecordingKey() recordingKey {
+	var key [64]byte
+	_, _ = rand.Read(key[:]) // never fails
+	blocks, err := aes.NewCipher(key[:32])
+	if err != nil {
+		panic(err) // 32 bytes are a key
+	}
+	return recordingKey{blocks, key[32:]}
+}
+
+// idBits keeps ids exact in JSON readers that make floating-point numbers of them. Of 10 million blocks, two have the same
+// id by chance with a probability of half a percent.
+const idBits = 53
+
+// ids maps block hashes: AES under the key is a pseudorandom permutation, of which idBits are kept.
+func (k *recordingKey) ids(chain []blockhash.Hash) []uint64 {
+	out := make([]uint64, len(chain))
+	var in, sealed [aes.BlockSize]byte
+	for i, hash := range chain {
+		binary.LittleEndian.PutUint64(in[:], uint64(hash))
+		k.blocks.Encrypt(sealed[:], in[:])
+		out[i] = binary.LittleEndian.Uint64(sealed[:]) >> (64 - idBits)
+	}
+	return out
+}
+
+// name maps a session's name; "" stays.
+func (k *recordingKey) name(session string) string {
+	if session == "" {
+		return ""
+	}
+	mac := hmac.New(sha256.New, k.names)
+	mac.Write([]byte(session))
+	return hex.EncodeToString(mac.Sum(nil)[:8])
+}
+
+const (
+	maxRecordedSessions = 1 << 14 // the last ones
+	maxLanes            = 256     // of a session
+)
+
+// recordedSessions knows when the calls of each session ended. A call that came while others of its session ran did not wait
+// for these, so it counts as another session, a lane of the first: in each lane a call begins after the one before has ended.
+type recordedSessions struct {
+	lru *simplelru.LRU[string, []time.Duration] // by name, the last end of each lane
+}
+
+func newRecordedSessions() *recordedSessions {
+	lru, err := simplelru.NewLRU[string, []time.Duration](maxRecordedSessions, nil)
+	if err != nil {
+		panic(err) // the size is positive
+	}
+	return &recordedSessions{lru}
+}
+
+// place finds the lane of a call that has just ended, and how long it came after the lane's call before (0 for the first). The
+// name is empty for a call beside maxLanes others.
+func (s *recordedSessions) place(session string, arrived, ended time.Duration) (name string, think time.Duration) {
+	ends, _ := s.lru.Get(session)
+	lane := -1 // the one that ended last of those that ended before
+	for i, end := range ends {
+		if end <= arrived && (lane < 0 || end > ends[lane]) {
+			lane = i
+		}
+	}
+	switch {
+	case lane >= 0:
+		think = arrived - ends[lane]
+		ends[lane] = ended
+	case len(ends) < maxLanes:
+		lane = len(ends)
+		s.lru.Add(session, append(ends, ended))
+	default:
+		return "", 0
+	}
+	if lane > 0 {
+		session += "." + strconv.Itoa(lane)
+	}
+	return session, think
+}
