@@ -1,6 +1,7 @@
 // Command grapevine is the person's tool: it runs the demo, an emulated engine, a load
 // generator, an agent or a gateway, shows what an engine's event stream says and what a request
-// becomes, and asks a running gateway for its status or for the reasons of a decision.
+// becomes, plays traces in a simulator, and asks a running gateway for its status, for the reasons of a decision
+// or for a recording of its traffic.
 package main
 
 import (
@@ -51,6 +52,7 @@ func newRoot() *cobra.Command {
 		newEngineCommand(),
 		newEventsCommand(),
 		newLoadCommand(), newSimCommand(),
+		newTraceCommand(),
 		newDemoCommand(),
 		newStatusCommand(),
 		newExplainCommand(),
