@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/grapevine-llm/grapevine/picker/openai"
 )
@@ -77,7 +78,7 @@ type renderAnswer struct {
 
 // render asks for what was not asked before.
 func (e *engine) render(ctx context.Context, req *openai.Request, url string) (Result, error) {
-	key := e.of(string(req.Body), uint64(req.Kind))
+	key := e.of(unsafe.String(unsafe.SliceData(req.Body), len(req.Body)), uint64(req.Kind))
 	if ids, ok := e.known(key); ok {
 		return Result{TokenIDs: ids, Rung: RungRender}, nil
 	}
@@ -268,7 +269,7 @@ func (e *engine) post(ctx context.Context, url string, body []byte) ([]byte, err
 	if e.isClosed(url) {
 		return nil, errClosed
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(bytes.Clone(body))) // may be read after the deadline
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package prompt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -50,8 +51,15 @@ func (s *sampler) offer(m *ownModel, req *openai.Request, engineURL string) {
 	if s.every == 0 || engineURL == "" || s.n.Add(1)%s.every != 0 || len(req.Body) > maxSample || len(req.Prompts) > 1 {
 		return
 	}
+	if len(s.out) == cap(s.out) {
+		return
+	}
+	kept, err := openai.Parse(req.Path, bytes.Clone(req.Body)) // req's is its caller's
+	if err != nil {
+		return
+	}
 	select {
-	case s.out <- sample{m, req, engineURL}:
+	case s.out <- sample{m, kept, engineURL}:
 	default:
 	}
 }
