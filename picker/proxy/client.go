@@ -42,16 +42,13 @@ func (m metered) Read(b []byte) (int, error) {
 func (p *Proxy) free(taken int64) { p.bodies.Add(-taken) }
 
 // readBody reads r's body, which may have limit bytes and has to come in the time that Handler gave it; else it returns
-// what to answer. A body announced as larger is not waited for. What it takes is added to taken.
+// what to answer. The body is in one of p.bodyBuffers. A body announced as larger is not waited for. What it takes is added to taken.
 func (p *Proxy) readBody(w http.ResponseWriter, r *http.Request, limit int64, taken *int64) (body []byte, status int, err error) {
 	if r.ContentLength > limit {
 		w.Header().Set("Connection", "close") // the rest is not read
 		return nil, http.StatusRequestEntityTooLarge, fmt.Errorf("body is over the limit of %d bytes", limit)
 	}
-	var buf bytes.Buffer
-	if n := r.ContentLength; n > 0 {
-		buf.Grow(int(min(n, maxTrustedLength)) + bytes.MinRead)
-	}
+	buf := bytes.NewBuffer(p.bodyBuffers.take(int(min(max(r.ContentLength, 0), maxTrustedLength)) + bytes.MinRead))
 	_, err = buf.ReadFrom(metered{http.MaxBytesReader(w, r.Body, limit), p, taken})
 	var tooLarge *http.MaxBytesError
 	var network net.Error

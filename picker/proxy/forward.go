@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/picker"
@@ -49,7 +50,7 @@ func (p *Proxy) send(c *call) (picker.Outcome, result) {
 	}
 	own := time.Since(c.received) - c.held
 	p.metrics.own.Observe(own.Seconds())
-	resp, err := p.transport.RoundTrip(req)
+	resp, err := p.roundTrip(c, req)
 	if err != nil {
 		out.Err = err
 		var op *net.OpError
@@ -80,6 +81,15 @@ func (p *Proxy) send(c *call) (picker.Outcome, result) {
 		return p.stream(c, resp, out)
 	}
 	return p.plain(c, resp, out)
+}
+
+// roundTrip sends a request with c's body.
+func (p *Proxy) roundTrip(c *call, req *http.Request) (*http.Response, error) {
+	if p.direct.serves(req.URL) {
+		return p.direct.send(req, c.body)
+	}
+	c.lent = true
+	return p.transport.RoundTrip(req)
 }
 
 // decisionHeaders tells the client what was decided, where that is switched on.
@@ -120,29 +130,36 @@ type chunk struct {
 // firstRead reads while headers wait: it returns what came within HeaderWait, else sends the
 // headers and goes on waiting.
 func (p *Proxy) firstRead(c *call, body io.Reader, buf []byte, status int) chunk {
-	got := make(chan chunk, 1)
-	go func() {
+	if b, ok := body.(*answerBody); ok && b.arrived() {
 		n, err := body.Read(buf)
-		got <- chunk{n, err}
-	}()
-	timer := time.NewTimer(p.cfg.HeaderWait)
-	defer timer.Stop()
-	select {
-	case first := <-got:
-		return first
-	case <-timer.C:
+		return chunk{n, err}
 	}
-	p.extend(c.w)
-	p.begin(c, status)
-	_ = http.NewResponseController(c.w).Flush() // a client that left shows at the next write
-	return <-got
+	var mu sync.Mutex // guards came, and what is written before it is set
+	came := false
+	timer := time.AfterFunc(p.cfg.HeaderWait, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if came {
+			return
+		}
+		p.extend(c.w)
+		p.begin(c, status)
+		_ = http.NewResponseController(c.w).Flush() // a client that left shows at the next write
+	})
+	n, err := body.Read(buf)
+	timer.Stop()
+	mu.Lock()
+	defer mu.Unlock()
+	came = true
+	return chunk{n, err}
 }
 
 // stream forwards server-sent events one by one as they come.
 func (p *Proxy) stream(c *call, resp *http.Response, out picker.Outcome) (picker.Outcome, result) {
 	c.w.Header().Del("Content-Length") // events may be taken out
 	flusher := http.NewResponseController(c.w)
-	buf := make([]byte, readBytes)
+	buf := p.readBuffers.take(readBytes)[:readBytes]
+	defer p.readBuffers.give(buf)
 	var pending []byte // the start of an event that is not complete yet
 	ended := false     // the engine's last event was seen
 	for first := true; ; first = false {
@@ -253,7 +270,8 @@ func (p *Proxy) clientGone(out picker.Outcome, err error) picker.Outcome {
 func (p *Proxy) plain(c *call, resp *http.Response, out picker.Outcome) (picker.Outcome, result) {
 	var head []byte // of the answer, for its usage; nil when it grew too long
 	keep := c.req.Kind != openai.Embedding && c.req.Kind != openai.Pooling
-	buf := make([]byte, readBytes)
+	buf := p.readBuffers.take(readBytes)[:readBytes]
+	defer p.readBuffers.give(buf)
 	for {
 		n, err := resp.Body.Read(buf)
 		if n == 0 && err != nil && !errors.Is(err, io.EOF) && c.status == 0 && c.r.Context().Err() == nil {

@@ -113,18 +113,21 @@ type Resolver interface {
 
 // Proxy forwards requests. Safe for concurrent use.
 type Proxy struct {
-	cfg       Config
-	picker    *picker.Picker
-	resolver  Resolver
-	log       *slog.Logger
-	metrics   *metrics
-	transport *http.Transport
-	budget    retryBudget
-	deaths    *deathList
-	draining  atomic.Bool
-	slots     chan struct{} // one per request in progress
-	bodies    atomic.Int64  // bytes of their bodies
-	traces    recordings
+	cfg         Config
+	picker      *picker.Picker
+	resolver    Resolver
+	log         *slog.Logger
+	metrics     *metrics
+	direct      *direct         // to engines without TLS
+	transport   *http.Transport // to others
+	bodyBuffers buffers
+	readBuffers buffers // readBytes each
+	budget      retryBudget
+	deaths      *deathList
+	draining    atomic.Bool
+	slots       chan struct{} // one per request in progress
+	bodies      atomic.Int64  // bytes of their bodies
+	traces      recordings
 }
 
 // New returns a Proxy that picks with p and reads prompts with r. log and reg may be nil.
@@ -140,14 +143,16 @@ func New(cfg Config, p *picker.Picker, r Resolver, log *slog.Logger, reg prometh
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
+	// TCP_NODELAY is Go's default on both sides.
+	dialer := &net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}
 	return &Proxy{
 		cfg: cfg, picker: p, resolver: r, log: log,
 		metrics: newMetrics(reg),
-		// TCP_NODELAY is Go's default on both sides.
+		direct:  newDirect(dialer),
 		transport: &http.Transport{
-			DialContext:           (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}).DialContext,
-			MaxIdleConnsPerHost:   1024,
-			IdleConnTimeout:       90 * time.Second,
+			DialContext:           dialer.DialContext,
+			MaxIdleConnsPerHost:   maxIdlePerEngine,
+			IdleConnTimeout:       maxIdleTime,
 			DisableCompression:    true,
 			WriteBufferSize:       64 << 10,
 			ReadBufferSize:        32 << 10,
@@ -167,7 +172,10 @@ func (p *Proxy) Drain() {
 }
 
 // Close drops idle connections to endpoints.
-func (p *Proxy) Close() { p.transport.CloseIdleConnections() }
+func (p *Proxy) Close() {
+	p.direct.closeIdle()
+	p.transport.CloseIdleConnections()
+}
 
 // Paths that are picked for, by method. Other paths are 404 unless allowed by Config.
 var generatePaths = []string{

@@ -25,7 +25,8 @@ type call struct {
 	r        *http.Request
 	id       string
 	body     []byte // as sent on: with usage asked for
-	original []byte // as it came
+	original []byte // as it came, in a buffer of the proxy's
+	lent     bool   // body may be read after the end
 	taken    int64  // by the body, of MaxBodiesBytes
 	strip    bool   // usage was asked for here and is taken out again
 	req      *openai.Request
@@ -65,6 +66,9 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		p.free(c.taken)
 		c.prompt.Release()
+		if !c.lent {
+			p.bodyBuffers.give(c.original)
+		}
 	}()
 
 	if p.read(c) && p.resolve(c) {

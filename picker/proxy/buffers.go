@@ -1,0 +1,28 @@
+package proxy
+
+import (
+	"math/bits"
+	"sync"
+)
+
+// maxKeptBytes bounds a buffer that is kept for another request.
+const maxKeptBytes = 4 << 20
+
+// buffers are memory of about one size, used again: to a body of 128 KiB fresh memory costs more
+// than all else that is done for it. Safe for concurrent use.
+type buffers struct{ pool sync.Pool } // of *[]byte
+
+// take returns an empty buffer with room for n bytes, or twice that: the next one may want more.
+func (b *buffers) take(n int) []byte {
+	if kept, ok := b.pool.Get().(*[]byte); ok && cap(*kept) >= n {
+		return (*kept)[:0]
+	}
+	return make([]byte, 0, 1<<bits.Len(uint(n-1)))
+}
+
+// give takes a buffer back that nobody reads any more.
+func (b *buffers) give(buf []byte) {
+	if cap(buf) > 0 && cap(buf) <= maxKeptBytes {
+		b.pool.Put(&buf)
+	}
+}

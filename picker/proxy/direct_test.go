@@ -1,0 +1,233 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// wireEngine answers each request on a connection with what answer writes; false closes it.
+func wireEngine(t *testing.T, answer func(conn net.Conn, r *bufio.Reader) bool) (url string, connections *atomic.Int32) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	connections = new(atomic.Int32)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			connections.Add(1)
+			r := bufio.NewReader(conn)
+			for answer(conn, r) {
+			}
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-ended
+	})
+	return "http://" + l.Addr().String(), connections
+}
+
+// readRequest takes a request in; false at the connection's end.
+func readRequest(r *bufio.Reader) bool {
+	req, err := http.ReadRequest(r)
+	if err != nil {
+		return false
+	}
+	_, err = io.Copy(io.Discard, req.Body)
+	return err == nil
+}
+
+func directPost(t *testing.T, d *direct, ctx context.Context, url, body string) (int, string, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+chatPath+"?a=b", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Test", "1")
+	resp, err := d.send(req, []byte(body))
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+func TestDirectReadsEveryKindOfAnswer(t *testing.T) {
+	tests := []struct {
+		name, raw   string
+		status      int
+		body, fault string
+		connections int32 // that two requests take
+	}{
+		{"length", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 200, "hi", "", 1},
+		{"empty", "HTTP/1.1 204 No Content\r\n\r\n", 204, "", "", 1},
+		{"chunks", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\n\r\n", 200, "hi", "", 1},
+		{"after informational", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 200, "hi", "", 1},
+		{"closing", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi", 200, "hi", "", 2},
+		{"more than asked for", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhiHTTP/1.1 200 OK\r\n\r\n", 200, "hi", "", 2},
+		{"short", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nhi", 200, "hi", "unexpected EOF", 2},
+		{"none", "", 0, "", "EOF", 2},
+		{"no HTTP", "hello\r\n\r\n", 0, "", "malformed HTTP", 2},
+		{"endless header", "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("a", maxAnswerHeader), 0, "", "longer than", 2},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			url, connections := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+				if !readRequest(r) {
+					return false
+				}
+				_, err := io.WriteString(conn, tt.raw)
+				return err == nil && tt.connections == 1
+			})
+			d := newDirect(&net.Dialer{})
+			defer d.closeIdle()
+			for range 2 {
+				status, body, err := directPost(t, d, t.Context(), url, plainBody)
+				if status != tt.status || body != tt.body || (err != nil) != (tt.fault != "") || err != nil && !strings.Contains(err.Error(), tt.fault) {
+					t.Errorf("answer = %d, %q, %v, want %d, %q, %q", status, body, err, tt.status, tt.body, tt.fault)
+				}
+			}
+			if n := connections.Load(); n != tt.connections {
+				t.Errorf("two requests took %d connections, want %d", n, tt.connections)
+			}
+		})
+	}
+}
+
+// What arrives is what http.Transport would have sent.
+func TestDirectSendsTheRequest(t *testing.T) {
+	var got *http.Request
+	var body []byte
+	e := engine(t, func(_ http.ResponseWriter, r *http.Request) {
+		got = r
+		body, _ = io.ReadAll(r.Body)
+	})
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	if _, _, err := directPost(t, d, t.Context(), e.URL, plainBody); err != nil {
+		t.Fatal(err)
+	}
+	if got.RequestURI != chatPath+"?a=b" || "http://"+got.Host != e.URL || got.Header.Get("X-Test") != "1" || string(body) != plainBody || got.ContentLength != int64(len(plainBody)) {
+		t.Errorf("got %s %s %v %q", got.RequestURI, got.Host, got.Header, body)
+	}
+}
+
+// An engine closes connections that idle: that must not cost the next request.
+func TestDirectSeesThatAnIdleConnectionIsClosed(t *testing.T) {
+	closed := make(chan struct{}, 8)
+	url, connections := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+		if readRequest(r) {
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+		}
+		_ = conn.Close()
+		closed <- struct{}{}
+		return false
+	})
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	for range 3 {
+		if _, _, err := directPost(t, d, t.Context(), url, plainBody); err != nil {
+			t.Fatal(err)
+		}
+		<-closed
+	}
+	if n := connections.Load(); n != 3 {
+		t.Errorf("%d connections, want 3", n)
+	}
+}
+
+func TestDirectTakesAnAnswerThatComesBeforeTheRequestsEnd(t *testing.T) {
+	url, _ := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+		if _, err := http.ReadRequest(r); err == nil {
+			_, _ = io.WriteString(conn, "HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+		}
+		_, _ = io.Copy(io.Discard, r)
+		return false
+	})
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	status, text, err := directPost(t, d, t.Context(), url, strings.Repeat(" ", 8<<20))
+	if status != http.StatusRequestEntityTooLarge || text != "no" || err != nil {
+		t.Errorf("answer = %d, %q, %v", status, text, err)
+	}
+}
+
+func TestDirectEndsWithItsContext(t *testing.T) {
+	for _, header := range []string{"", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nh"} {
+		t.Run(fmt.Sprintf("after %d bytes", len(header)), func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			gone := make(chan struct{})
+			url, _ := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+				readRequest(r)
+				_, _ = io.WriteString(conn, header)
+				time.AfterFunc(20*time.Millisecond, cancel)
+				_, _ = io.Copy(io.Discard, r) // until the gateway leaves
+				close(gone)
+				return false
+			})
+			d := newDirect(&net.Dialer{})
+			defer d.closeIdle()
+			if _, _, err := directPost(t, d, ctx, url, plainBody); err == nil {
+				t.Error("no error")
+			}
+			<-gone
+			if n := len(d.idle); n != 0 {
+				t.Errorf("%d connections kept", n)
+			}
+		})
+	}
+}
+
+func TestDirectSaysThatDiallingFailed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	_, _, err = directPost(t, newDirect(&net.Dialer{}), t.Context(), "http://"+l.Addr().String(), plainBody)
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Op != "dial" {
+		t.Errorf("error = %v, want one of dialling", err)
+	}
+}
+
+func TestDirectDropsOldConnections(t *testing.T) {
+	e := engine(t, func(http.ResponseWriter, *http.Request) {})
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	if _, _, err := directPost(t, d, t.Context(), e.URL, plainBody); err != nil {
+		t.Fatal(err)
+	}
+	address := strings.TrimPrefix(e.URL, "http://")
+	old := d.idle[address][0]
+	old.since, d.swept = time.Now().Add(-maxIdleTime), time.Time{}
+	conn, err := d.dial(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.put(&engineConn{Conn: conn, address: address})
+	if idle := d.idle[address]; len(idle) != 1 || idle[0] == old {
+		t.Errorf("kept %d connections", len(idle))
+	}
+	if _, err := old.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the old one is open: %v", err)
+	}
+}
