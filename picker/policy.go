@@ -73,6 +73,9 @@ func newShares(p Policy) *shares {
 	return s
 }
 
+// ReadsPrompts reports whether a policy with a share looks at what a request's prompt is.
+func (p *Picker) ReadsPrompts() bool { return p.policy.Load().Shares[PolicyPrefix] > 0 }
+
 // of returns the policy of a session.
 func (s *shares) of(session string) string {
 	at := float64(xxh3.HashString(session)>>11) / (1 << 53)

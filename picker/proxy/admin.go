@@ -84,7 +84,7 @@ func (p *Proxy) explain(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
 		return
 	}
-	pick, prompt, err := p.request(r, req, requestID(r))
+	pick, prompt, err := p.request(r, req, requestID(r), true)
 	defer prompt.Release()
 	if err == nil {
 		var receipt picker.Receipt

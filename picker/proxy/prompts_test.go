@@ -134,3 +134,50 @@ func TestPromptsAreShown(t *testing.T) {
 		}
 	}
 }
+
+// countedPrompts counts what is asked of a resolver.
+type countedPrompts struct {
+	noIDs
+	n *atomic.Int32
+}
+
+func (c countedPrompts) Resolve(ctx context.Context, req *openai.Request, url string) (prompt.Result, error) {
+	c.n.Add(1)
+	return c.noIDs.Resolve(ctx, req, url)
+}
+
+func TestPromptsAreReadWhereSomebodyLooksAtThem(t *testing.T) {
+	tests := []struct {
+		name    string
+		shares  map[string]float64
+		forward bool
+		want    int32
+	}{
+		{"prefix", map[string]float64{picker.PolicyPrefix: 1}, false, 1},
+		{"a share of prefix", map[string]float64{picker.PolicyPrefix: 0.01, picker.PolicyLeastLoad: 0.99}, false, 1},
+		{"round-robin", map[string]float64{picker.PolicyRoundRobin: 1}, false, 0},
+		{"least-load", map[string]float64{picker.PolicyPrefix: 0, picker.PolicyLeastLoad: 1}, false, 0},
+		{"ids are passed on", map[string]float64{picker.PolicyRoundRobin: 1}, true, 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := engine(t, func(w http.ResponseWriter, _ *http.Request) { send(w, firstEvent, doneEvent) })
+			cfg := Default()
+			cfg.ForwardTokenIDs = tt.forward
+			g := newGateway(t, cfg, e.URL)
+			var n atomic.Int32
+			g.proxy.resolver = countedPrompts{n: &n}
+			policy := picker.DefaultPolicy()
+			policy.Shares = tt.shares
+			if err := g.picker.SetPolicy(policy); err != nil {
+				t.Fatal(err)
+			}
+			if resp, body := post(t, g.URL+chatPath, streamBody); resp.StatusCode != http.StatusOK {
+				t.Fatal(body)
+			}
+			if n.Load() != tt.want {
+				t.Errorf("prompt was read %d times, want %d", n.Load(), tt.want)
+			}
+		})
+	}
+}

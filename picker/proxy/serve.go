@@ -143,7 +143,7 @@ const statusClientGone = 499
 // resolve learns the prompt's chain or token ids. False: answered.
 func (p *Proxy) resolve(c *call) bool {
 	var err error
-	if c.pick, c.prompt, err = p.request(c.r, c.req, c.id); err != nil {
+	if c.pick, c.prompt, err = p.request(c.r, c.req, c.id, p.wantsPrompts()); err != nil {
 		p.refuse(c, err)
 		return false
 	}
@@ -154,7 +154,7 @@ func (p *Proxy) resolve(c *call) bool {
 }
 
 // request turns a client's request into the picker's, which may be used until the prompt is released.
-func (p *Proxy) request(r *http.Request, req *openai.Request, id string) (picker.Request, prompt.Result, error) {
+func (p *Proxy) request(r *http.Request, req *openai.Request, id string, withPrompt bool) (picker.Request, prompt.Result, error) {
 	pick := picker.Request{
 		ID: id, Model: req.Model, MaxOutputTokens: req.MaxTokens, NoCacheRead: req.PromptLogprobs,
 		Flow: p.flow(r), Session: p.session(r, req), Bytes: req.PromptBytes,
@@ -169,6 +169,10 @@ func (p *Proxy) request(r *http.Request, req *openai.Request, id string) (picker
 	if err != nil {
 		return pick, prompt.Result{}, err
 	}
+	if !withPrompt {
+		pick.PromptTokens, pick.PromptRung = req.EstimatedTokens(), prompt.RungNone
+		return pick, prompt.Result{Rung: prompt.RungNone}, nil
+	}
 	res, err := p.resolver.Resolve(r.Context(), req, engine)
 	if err != nil {
 		return pick, res, err
@@ -179,6 +183,11 @@ func (p *Proxy) request(r *http.Request, req *openai.Request, id string) (picker
 	pick.TokenIDs, pick.Chains, pick.Extras = res.TokenIDs, res.Chains, res.Extras
 	pick.PromptTokens, pick.PromptRung = res.EstimatedTokens, res.Rung
 	return pick, res, nil
+}
+
+// wantsPrompts reports whether anybody looks at what a prompt's tokens are.
+func (p *Proxy) wantsPrompts() bool {
+	return p.cfg.ForwardTokenIDs || p.picker.ReadsPrompts() || len(p.traces.running()) > 0
 }
 
 // flow names the share that a request counts against.
