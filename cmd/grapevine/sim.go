@@ -1,53 +1,84 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/grapevine-llm/grapevine/test/sim"
 	"github.com/grapevine-llm/grapevine/test/trace"
 )
 
-// simRun is one run as `grapevine sim --json` writes it.
-type simRun struct {
-	Trace    string  `json:"trace"`
-	Engine   string  `json:"engine"`
-	Arrivals string  `json:"arrivals"`
-	Load     float64 `json:"load"` // share of what round robin can carry
-	Seed     uint64  `json:"seed"`
-	*sim.Result
+// ourPolicy is the product's own. Those whose names begin with it are the product with something made perfect: bounds, no peers.
+const ourPolicy = "grapevine"
+
+func isPeer(policy string) bool {
+	return policy != "shared-cache" && !strings.HasPrefix(policy, ourPolicy)
 }
 
 // simFlags are those that are not a sim.Config's own.
 type simFlags struct {
-	traces, policies []string
-	format           string
-	loads            []float64
-	blockTokens      int
-	read             trace.Options
-	json             string
+	traces, generate           []string
+	policies, engines, arrival []string
+	pods                       []int
+	format                     string
+	loads                      []float64
+	rate                       float64
+	seeds                      int
+	blockTokens                int
+	read                       trace.Options
+	load                       trace.Load
+	think, slo                 time.Duration
+	json, results, table       string
+	parallel                   int
+	quiet                      bool
 }
 
 // newSimCommand is `grapevine sim`.
 func newSimCommand() *cobra.Command {
 	cfg := sim.Default()
-	cfg.Engine = sim.Chunked
-	f := simFlags{format: string(trace.Mooncake), loads: []float64{0.8}, blockTokens: 512, policies: []string{"round-robin", "llmd-legacy", "llmd-default", "dynamo", "sglang", "grapevine"}}
-	engine, arrivals := string(cfg.Engine), string(cfg.Arrivals)
+	f := simFlags{
+		format: string(trace.Mooncake), loads: []float64{0.8}, blockTokens: 512, seeds: 1, parallel: runtime.GOMAXPROCS(0),
+		policies: []string{"round-robin", "llmd-legacy", "llmd-default", "dynamo", "sglang", ourPolicy},
+		engines:  []string{string(sim.Chunked)}, arrival: []string{string(cfg.Arrivals)}, pods: []int{cfg.Pods},
+	}
 	cmd := &cobra.Command{
-		Use:   "sim --trace FILE",
+		Use:   "sim --trace FILE | --generate NAME",
 		Short: "Play a request trace against a simulated fleet under our policy and other routers'",
-		Long: `Plays a trace in virtual time: model engines, the product's own code for block sets, digests, gossip packets, matching
+		Long:  simLong + loadTable() + simLongEnd,
+		Example: `  grapevine sim --trace conversation_trace.jsonl.gz --pods 8 --load 0.5,0.8,0.95
+  grapevine sim --trace agents=cc-traces.jsonl.zst --format cc --max-prompt 65536 --policy llmd-legacy,grapevine --seeds 5 --json -
+  grapevine sim --generate agents,W3 --sessions 40
+  grapevine sim --trace mine.jsonl.gz --format grapevine --slo-ttft-p99 2s --policy round-robin,llmd-default,grapevine
+  grapevine sim --table sim-full.jsonl`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.table != "" {
+				return f.print(cmd.OutOrStdout())
+			}
+			if err := f.validate(cmd.Flags()); err != nil {
+				return err
+			}
+			return f.run(cmd, cfg)
+		},
+	}
+	fs := cmd.Flags()
+	f.register(fs)
+	registerWorld(fs, &cfg)
+	return cmd
+}
+
+const simLong = `Plays a trace in virtual time: model engines, the product's own code for block sets, digests, gossip packets, matching
 and binding, and other routers' rules as published, with an exact index. Says time to first token, hits and GPU time of
 each. It takes seconds a run and needs no fleet.
 
@@ -55,140 +86,233 @@ Loads are shares of what the fleet can carry under round robin. Engines: single 
 (prefill in chunks beside decodes, as vLLM's scheduler). Arrivals: open (as the trace says) or causal (a call comes a think
 time after the one before has ended).
 
+With --seeds N each cell is played N times, with arrivals drawn anew: the median is shown, and the range of the mean. Where
+sessions start is drawn within their ten seconds, so that order, bursts and think times stay; in cc-traces, which don't say
+when sessions start, and in made-up loads all of it is drawn. With one seed, files are played as recorded.
+
+With --slo-ttft-p99 2s it says how many pods each policy needs for that, at the trace's own rate or at --rate, where unserved
+requests count with their whole time-out.
+
 A trace in our own form is a JSON object a line, with a number for each block of the prompt: equal numbers mean that two prompts
 are equal up to the end of that block. Times are milliseconds, lengths tokens; block_tokens is 512 if it is not given, session
 and think_ms (since the end of the session's call before) may be missing:
 
   {"timestamp": 1200, "input_length": 1540, "output_length": 100, "hash_ids": [1, 2, 3], "block_tokens": 512, "session": "a"}
 
-Mooncake's form is the same without the last two.`,
-		Example: `  grapevine sim --trace conversation_trace.jsonl.gz --pods 8 --load 0.5,0.8,0.95
-  grapevine sim --trace cc-traces.jsonl.zst --format cc --max-prompt 65536 --policy llmd-legacy,grapevine --json -`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if len(f.traces) == 0 {
-				return usageError("--trace is needed: one or more files, comma-separated")
-			}
-			if f.blockTokens < 1 || f.blockTokens > trace.MaxBlockTokens {
-				return usageError(fmt.Sprintf("--block-tokens %d: give 1 to %d", f.blockTokens, trace.MaxBlockTokens))
-			}
-			cfg.Engine, cfg.Arrivals = sim.Engine(engine), sim.Arrivals(arrivals)
-			for _, policy := range f.policies {
-				if !slices.Contains(sim.Policies(), policy) {
-					return usageError(fmt.Sprintf("--policy %s: give some of %s", policy, strings.Join(sim.Policies(), ", ")))
-				}
-			}
-			for _, load := range f.loads {
-				if !(load >= 0.001 && load <= 1000) {
-					return usageError(fmt.Sprintf("--load %g: give 0.001 to 1000", load))
-				}
-			}
-			if !slices.Contains(trace.Formats(), trace.Format(f.format)) {
-				return usageError(fmt.Sprintf("--format %s: give grapevine, mooncake, cc or azure", f.format))
-			}
-			f.read.Seed = cfg.Seed
-			var runs []simRun
-			for _, path := range f.traces {
-				t, err := trace.Read(path, trace.Format(f.format), f.read)
-				if err != nil {
-					return err
-				}
-				if n := f.blockTokens / t.BlockTokens; n > 1 {
-					t = t.Regroup(n)
-				}
-				cfg.Trace = t
-				more, err := f.run(cmd, cfg, filepath.Base(path))
-				if err != nil {
-					return err
-				}
-				runs = append(runs, more...)
-			}
-			if f.json == "" {
-				writeRuns(cmd.OutOrStdout(), runs)
-				return nil
-			}
-			b, err := json.MarshalIndent(runs, "", "  ")
-			if err != nil {
-				return fmt.Errorf("write runs: %w", err)
-			}
-			if f.json == "-" {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s\n", b)
-			} else {
-				err = os.WriteFile(f.json, append(b, '\n'), 0o644)
-			}
-			return err
-		},
-	}
-	fs := cmd.Flags()
-	fs.StringSliceVar(&f.traces, "trace", nil, "files with request traces, plain, gzip or zstd")
+Mooncake's form is the same without the last two. If all times are equal, arrivals are a Poisson process.
+
+Without a trace, --generate makes loads up. Sessions start at random; their prompts are their group's prefix, a context of their
+own, and the turns: with a + each adds to all before, answers too, else each stands alone behind the context. The flags
+--sessions, --session-rate, --groups, --prefix-tokens, --context-tokens, --turns, --turn-tokens, --output-tokens and --think change
+them. W1 to W3 are those of grapevine demo.
+
+`
+
+const simLongEnd = `
+--results FILE adds each run to a file, and skips those that are there already: what was stopped goes on. --table FILE shows such a
+file, or one of --json, as the tables of docs/comparison.md.`
+
+func (f *simFlags) register(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&f.traces, "trace", nil, "files with request traces, plain, gzip or zstd; NAME=FILE names one in the results")
 	fs.StringVar(&f.format, "format", f.format, "their form: grapevine, mooncake, cc or azure")
+	fs.StringSliceVar(&f.generate, "generate", nil, "made-up loads: "+strings.Join(trace.LoadNames(), ", "))
+	fs.IntVar(&f.load.Sessions, "sessions", 0, "made-up: sessions")
+	fs.Float64Var(&f.load.SessionsPerSec, "session-rate", 0, "made-up: sessions that start in a second")
+	fs.IntVar(&f.load.Groups, "groups", 0, "made-up: groups of sessions with a common prefix")
+	fs.IntVar(&f.load.PrefixTokens, "prefix-tokens", 0, "made-up: tokens of a group's prefix")
+	fs.IntVar(&f.load.ContextTokens, "context-tokens", 0, "made-up: tokens of a session's own behind it: a document, a first message")
+	fs.IntVar(&f.load.Turns, "turns", 0, "made-up: calls of a session")
+	fs.IntVar(&f.load.TurnTokens, "turn-tokens", 0, "made-up: tokens that a call adds")
+	fs.IntVar(&f.load.OutputTokens, "output-tokens", 0, "made-up: tokens of an answer")
+	fs.DurationVar(&f.think, "think", 0, "made-up: mean pause before a session's next call, drawn from half to one and a half")
 	fs.StringSliceVar(&f.policies, "policy", f.policies, "of "+strings.Join(sim.Policies(), ", "))
 	fs.Float64SliceVar(&f.loads, "load", f.loads, "shares of what round robin can carry")
-	fs.IntVar(&cfg.Pods, "pods", cfg.Pods, "model pods, at most 64")
+	fs.Float64Var(&f.rate, "rate", 0, "requests a second instead of a load; with --slo-ttft-p99, 0: the trace's own")
+	fs.IntSliceVar(&f.pods, "pods", f.pods, fmt.Sprintf("model pods, at most %d; several numbers: each", simMostPods))
+	fs.StringSliceVar(&f.engines, "engine", f.engines, "single, chunked or both")
+	fs.StringSliceVar(&f.arrival, "arrivals", f.arrival, "open, causal or both")
+	fs.IntVar(&f.seeds, "seeds", f.seeds, "runs of each cell, with arrivals drawn by --seed and those after it")
+	fs.IntVar(&f.read.Limit, "requests", 0, "the first so many requests; 0: all")
+	fs.IntVar(&f.read.MaxPrompt, "max-prompt", 0, "leave out longer prompts, and what follows in their sessions; in tokens, 0: none")
+	fs.IntVar(&f.blockTokens, "block-tokens", f.blockTokens, "tokens of a block at least; smaller ones of the trace are put together")
+	fs.DurationVar(&f.slo, "slo-ttft-p99", 0, "find how many pods each policy needs for this 99th percentile of time to first token")
+	fs.StringVar(&f.json, "json", "", "write the runs as JSON to this file, - for standard output")
+	fs.StringVar(&f.results, "results", "", "add a line a run to this file, and skip the runs that it has")
+	fs.StringVar(&f.table, "table", "", "show the runs of a file of --json or --results, and play nothing")
+	fs.IntVar(&f.parallel, "parallel", f.parallel, "runs at a time")
+	fs.BoolVar(&f.quiet, "quiet", false, "say nothing of the progress")
+}
+
+// registerWorld adds the flags of a sim.Config.
+func registerWorld(fs *pflag.FlagSet, cfg *sim.Config) {
 	fs.IntVar(&cfg.Gateways, "gateways", cfg.Gateways, "gateways; those of other routers know of each other's requests at once, ours do not")
-	fs.StringVar(&engine, "engine", engine, "single or chunked")
-	fs.StringVar(&arrivals, "arrivals", arrivals, "open or causal")
 	fs.DurationVar(&cfg.StateDelay, "state-delay", cfg.StateDelay, "age of what gateways hear of engines")
 	fs.DurationVar(&cfg.Timeout, "timeout", cfg.Timeout, "how long a client waits for its first token")
 	fs.IntVar(&cfg.PodTokens, "pod-tokens", cfg.PodTokens, "KV cache of a pod")
 	fs.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "of what the trace does not say")
-	fs.IntVar(&f.read.Limit, "requests", 0, "the first so many requests; 0: all")
-	fs.IntVar(&f.read.MaxPrompt, "max-prompt", 0, "leave out longer prompts, and what follows in their sessions; in tokens, 0: none")
-	fs.IntVar(&f.blockTokens, "block-tokens", f.blockTokens, "tokens of a block at least; smaller ones of the trace are put together")
-	fs.StringVar(&f.json, "json", "", "write the runs as JSON to this file, - for standard output")
-	return cmd
 }
 
-// run plays one trace under every load and policy, and says on standard error how far it is.
-func (f *simFlags) run(cmd *cobra.Command, cfg sim.Config, name string) ([]simRun, error) {
-	cfg.Policy = f.policies[0]
-	if err := cfg.Validate(); err != nil {
-		return nil, usageError(err.Error())
+// worldFlags are those of registerWorld that tell two runs apart in their results; gateways and seed have fields of their own.
+var worldFlags = []string{"pod-tokens", "state-delay", "timeout"}
+
+func (f *simFlags) validate(fs *pflag.FlagSet) error {
+	for _, policy := range f.policies {
+		if !slices.Contains(sim.Policies(), policy) {
+			return usageError(fmt.Sprintf("--policy %s: give some of %s", policy, strings.Join(sim.Policies(), ", ")))
+		}
 	}
-	saturation, err := sim.Saturation(cmd.Context(), cfg)
-	if err != nil {
-		return nil, err
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%s: %d requests; %d pods carry %.2f/s under round robin\n", name, len(cfg.Trace.Requests), cfg.Pods, saturation)
-	var runs []simRun
 	for _, load := range f.loads {
-		for _, policy := range f.policies {
-			cfg.Policy = policy
-			cfg.Load(load, saturation)
-			begun := time.Now()
-			r, err := sim.Run(cmd.Context(), cfg)
-			if err != nil {
-				return nil, err
-			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s at %.0f %%: %s (%.1f s)\n", name, 100*load, policy, time.Since(begun).Seconds())
-			runs = append(runs, simRun{name, string(cfg.Engine), string(cfg.Arrivals), load, cfg.Seed, r})
+		if !(load >= 0.001 && load <= 1000) {
+			return usageError(fmt.Sprintf("--load %g: give 0.001 to 1000", load))
 		}
 	}
-	return runs, nil
+	switch {
+	case len(f.traces)+len(f.generate) == 0:
+		return usageError("--trace or --generate is needed: files, or made-up loads, comma-separated")
+	case f.blockTokens < 1 || f.blockTokens > trace.MaxBlockTokens:
+		return usageError(fmt.Sprintf("--block-tokens %d: give 1 to %d", f.blockTokens, trace.MaxBlockTokens))
+	case !slices.Contains(trace.Formats(), trace.Format(f.format)):
+		return usageError(fmt.Sprintf("--format %s: give grapevine, mooncake, cc or azure", f.format))
+	case f.seeds < 1 || f.seeds > 1000:
+		return usageError(fmt.Sprintf("--seeds %d: give 1 to 1000", f.seeds))
+	case f.parallel < 1:
+		return usageError(fmt.Sprintf("--parallel %d: give 1 or more", f.parallel))
+	case !(f.rate >= 0 && f.rate <= 1e6):
+		return usageError(fmt.Sprintf("--rate %g: give requests a second, 0 to 1e6", f.rate))
+	case f.slo < 0:
+		return usageError(fmt.Sprintf("--slo-ttft-p99 %v: give more than 0", f.slo))
+	case fs.Changed("load") && (f.rate > 0 || f.slo > 0):
+		return usageError("--load is a share of what a fleet carries: leave it out with --rate and --slo-ttft-p99")
+	case fs.Changed("pods") && f.slo > 0:
+		return usageError("--pods: leave it out with --slo-ttft-p99, which finds it")
+	case len(f.policies)*len(f.pods)*len(f.engines)*len(f.arrival) == 0 || len(f.loads) == 0:
+		return usageError("--policy, --pods, --engine, --arrivals and --load: give at least one of each")
+	case f.read.Limit < 0 || f.read.MaxPrompt < 0:
+		return usageError(fmt.Sprintf("--requests %d, --max-prompt %d: give 0 or more", f.read.Limit, f.read.MaxPrompt))
+	}
+	return nil
 }
 
-func writeRuns(out io.Writer, runs []simRun) {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.SetOutputMirror(out)
-	t.AppendHeader(table.Row{"TRACE", "LOAD", "POLICY", "HIT", "TTFT MEAN", "P50", "P90", "P99", "OVER 30 S", "UNSERVED", "PREFILL GPU S"})
-	var columns []table.ColumnConfig
-	for n := 4; n <= 11; n++ {
-		columns = append(columns, table.ColumnConfig{Number: n, Align: text.AlignRight, AlignHeader: text.AlignRight})
+// cells lists the runs to make, the seeds of one cell beside each other.
+func (f *simFlags) cells(cfg sim.Config, inputs []*simInput, note func(string, ...any)) ([]simCell, error) {
+	loads := f.loads
+	if f.rate > 0 || f.slo > 0 {
+		loads = []float64{0}
 	}
-	t.SetColumnConfigs(columns)
-	for i, r := range runs {
-		name, load := r.Trace, fmt.Sprintf("%.0f %%", 100*r.Load)
-		if i > 0 && runs[i-1].Trace == r.Trace && runs[i-1].Load == r.Load {
-			name, load = "", ""
-		} else if i > 0 {
-			t.AppendSeparator()
+	pods, seeds := f.pods, f.seeds
+	if f.slo > 0 {
+		pods, seeds = []int{simMostPods}, 1 // need tries others, and draws seeds itself
+	}
+	var cells []simCell
+	for _, input := range inputs {
+		t, err := input.trace(cfg.Seed)
+		if err != nil {
+			return nil, err
 		}
-		s := func(v float64) string { return fmt.Sprintf("%.2f s", v) }
-		t.AppendRow(table.Row{
-			name, load, r.Policy, fmt.Sprintf("%.1f %%", 100*r.HitRatio), s(r.TTFT.Mean), s(r.TTFT.P50), s(r.TTFT.P90), s(r.TTFT.P99),
-			r.Late, r.Unserved, fmt.Sprintf("%.0f", r.GPUSeconds),
-		})
+		chained := slices.ContainsFunc(t.Requests, func(r trace.Request) bool { return r.Previous >= 0 })
+		for _, engine := range f.engines {
+			for _, arrivals := range f.arrival {
+				if sim.Arrivals(arrivals) == sim.Causal && !chained && len(f.arrival) > 1 {
+					note("%s: no call follows another, so causal arrivals would be open ones: left out", input.name)
+					continue
+				}
+				for _, n := range pods {
+					for _, load := range loads {
+						for _, policy := range f.policies {
+							c := simCell{input: input, cfg: cfg, load: load, rate: f.rate}
+							c.cfg.Pods, c.cfg.Engine, c.cfg.Arrivals, c.cfg.Policy = n, sim.Engine(engine), sim.Arrivals(arrivals), policy
+							if policy == "shared-cache" && c.cfg.Engine == sim.Chunked && len(f.engines) > 1 {
+								note("shared-cache is a bound for the single engine only: left out with the other")
+								continue
+							}
+							c.cfg.Trace = t
+							if err := c.cfg.Validate(); err != nil {
+								return nil, usageError(err.Error())
+							}
+							c.cfg.Trace = nil
+							for i := range seeds {
+								c.cfg.Seed = cfg.Seed + uint64(i)
+								cells = append(cells, c)
+							}
+						}
+					}
+				}
+			}
+		}
 	}
-	t.Render()
+	return cells, nil
+}
+
+func (f *simFlags) run(cmd *cobra.Command, cfg sim.Config) error {
+	said := newProgress(cmd.ErrOrStderr(), f.quiet)
+	inputs, err := f.inputs(cmd.Flags(), said.note)
+	if err != nil {
+		return err
+	}
+	cells, err := f.cells(cfg, inputs, said.note)
+	if err != nil {
+		return err
+	}
+	r := &simRunner{
+		options: changed(cmd.Flags(), worldFlags), seed: cfg.Seed, progress: said,
+		known: map[string]simRun{}, saturation: map[string]func() (float64, error){},
+	}
+	if f.results != "" {
+		file, known, err := openResults(f.results)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		r.results, r.known = file, known
+		for _, run := range known {
+			if run.Version != version {
+				said.note("%s has runs of version %s, this is %s: take another file if what they say may have changed", f.results, run.Version, version)
+			}
+		}
+	}
+	out := cmd.OutOrStdout()
+	if f.slo > 0 {
+		needs, err := r.needs(cmd.Context(), cells, f.seeds, f.slo.Seconds(), f.parallel)
+		said.end()
+		return f.write(out, needs, err, func() { writeNeeds(out, needs) })
+	}
+	said.total = len(cells)
+	runs, err := r.all(cmd.Context(), cells, f.parallel)
+	said.end()
+	if errors.Is(err, context.Canceled) {
+		said.note("stopped: %d of %d runs are made", len(runs), len(cells))
+	}
+	return f.write(out, runs, err, func() { writeRuns(out, runs, false) })
+}
+
+// write gives out what was found, though it may not be all because of err, which it returns.
+func (f *simFlags) write(out io.Writer, found any, err error, table func()) error {
+	if f.json == "" {
+		table()
+		return err
+	}
+	b, wrong := json.MarshalIndent(found, "", "  ")
+	if wrong != nil {
+		return errors.Join(err, fmt.Errorf("write runs: %w", wrong))
+	}
+	if f.json == "-" {
+		_, wrong = fmt.Fprintf(out, "%s\n", b)
+	} else {
+		wrong = os.WriteFile(f.json, append(b, '\n'), 0o644)
+	}
+	return errors.Join(err, wrong)
+}
+
+// print shows the tables of a file.
+func (f *simFlags) print(out io.Writer) error {
+	b, err := os.ReadFile(f.table)
+	if err != nil {
+		return fmt.Errorf("open results: %w", err)
+	}
+	runs, err := readRuns(b)
+	if err != nil {
+		return fmt.Errorf("read results %s: %w", f.table, err)
+	}
+	writeRuns(out, runs, true)
+	return nil
 }

@@ -1,5 +1,5 @@
-// Package trace reads request traces: when each call came, how long its prompt and answer were, and which prompts share a
-// prefix. It knows Mooncake's, WEKA's cc-traces, Azure's and the project's own form, plain, gzip or zstd.
+// Package trace reads request traces, and makes some up: when each call came, how long its prompt and answer were, and which
+// prompts share a prefix. It knows Mooncake's, WEKA's cc-traces, Azure's and the project's own form, plain, gzip or zstd.
 //
 // A trace holds no text and no tokens. Prompts are lists of block ids: equal ids in two prompts mean that the prompts are
 // equal up to the end of that block.
