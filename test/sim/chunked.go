@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/grapevine-llm/grapevine/test/engine/pool"
 	"github.com/grapevine-llm/grapevine/test/engine/sched"
 )
 
@@ -14,7 +13,7 @@ import (
 // of its chunks.
 type chunked struct {
 	clock   sched.Clock
-	pool    *pool.Pool
+	cache   *cache
 	queue   []*job
 	running []*job // in the order of admission
 	step    []chunk
@@ -28,6 +27,7 @@ type chunked struct {
 type chunk struct {
 	job    *job
 	tokens int
+	loaded int // tokens from host memory before these
 }
 
 // stepTokens is max_num_batched_tokens of an API server on a large GPU (vLLM 0.32).
@@ -49,19 +49,19 @@ func (e *chunked) begin(now time.Duration) {
 		if !e.take(j, n) {
 			break // it was the last one, and has been preempted itself
 		}
-		e.step = append(e.step, chunk{j, n})
+		e.step = append(e.step, chunk{job: j, tokens: n})
 		budget -= n
 	}
 	// After a preemption nobody is admitted in the same step. Blocks for the whole prompt must be there.
 	for budget > 0 && e.lost == lost && len(e.queue) > 0 && len(e.running) < maxSeqs {
 		j := e.queue[0]
-		cached, ok := e.pool.Admit(j.table, 0, false)
+		cached, loaded, ok := e.cache.admit(j, 0)
 		if !ok {
 			break
 		}
 		n := min(j.table.Len()-cached, budget)
-		if !e.pool.Fill(j.table, cached+n) {
-			e.pool.Release(j.table)
+		if !e.cache.fill(j.table, cached+n) {
+			e.cache.pool.Release(j.table)
 			break
 		}
 		e.queue = e.queue[1:]
@@ -71,7 +71,7 @@ func (e *chunked) begin(now time.Duration) {
 		j.done = cached
 		e.running = append(e.running, j)
 		e.held += j.table.Len()
-		e.step = append(e.step, chunk{j, n})
+		e.step = append(e.step, chunk{j, n, loaded})
 		budget -= n
 	}
 	e.due = now + e.took()
@@ -79,11 +79,11 @@ func (e *chunked) begin(now time.Duration) {
 
 // take finds blocks for the next n tokens of j, by preemption if need be. It reports false if j itself had to go.
 func (e *chunked) take(j *job, n int) bool {
-	for !e.pool.Fill(j.table, j.done+n) {
+	for !e.cache.fill(j.table, j.done+n) {
 		last := e.running[len(e.running)-1]
 		e.running = e.running[:len(e.running)-1]
 		e.step = slices.DeleteFunc(e.step, func(c chunk) bool { return c.job == last })
-		e.pool.Release(last.table)
+		e.cache.pool.Release(last.table)
 		e.held -= last.table.Len()
 		e.queue = slices.Insert(e.queue, 0, last)
 		e.lost++
@@ -99,6 +99,7 @@ func (e *chunked) took() time.Duration {
 	var took time.Duration
 	decoding := false
 	for _, c := range e.step {
+		took += e.cache.load(c.loaded)
 		if c.job.out > 0 && c.tokens == 1 {
 			decoding = true
 			continue
@@ -130,6 +131,10 @@ func (e *chunked) advance(now time.Duration, told func(time.Duration, *job, bool
 		e.step = nil
 		for _, c := range step {
 			j := c.job
+			if j.over { // its client has left
+				e.retire(j)
+				continue
+			}
 			if j.done += c.tokens; j.done < j.table.Len() {
 				continue
 			}
@@ -140,9 +145,7 @@ func (e *chunked) advance(now time.Duration, told func(time.Duration, *job, bool
 			}
 			if j.out >= j.output() {
 				j.ended = at
-				e.running = slices.DeleteFunc(e.running, func(o *job) bool { return o == j })
-				e.held -= j.table.Len()
-				e.pool.Release(j.table)
+				e.retire(j)
 				told(at, j, true)
 				continue
 			}
@@ -153,8 +156,22 @@ func (e *chunked) advance(now time.Duration, told func(time.Duration, *job, bool
 	}
 }
 
+// retire takes a running job out.
+func (e *chunked) retire(j *job) {
+	e.running = slices.DeleteFunc(e.running, func(o *job) bool { return o == j })
+	e.held -= j.table.Len()
+	e.cache.pool.Release(j.table)
+}
+
+// leave takes a job out that waits; one that runs goes with its next step.
+func (e *chunked) leave(_ time.Duration, j *job) {
+	e.queue = slices.DeleteFunc(e.queue, func(o *job) bool { return o == j })
+}
+
+func (e *chunked) jobs() []*job { return slices.Concat(e.running, e.queue) }
+
 func (e *chunked) load() load {
-	return load{running: len(e.running), waiting: len(e.queue), used: e.pool.Used(), blocks: e.pool.Usable()}
+	return load{running: len(e.running), waiting: len(e.queue), used: e.cache.pool.Used(), blocks: e.cache.pool.Usable()}
 }
 
 func (e *chunked) backlog(now time.Duration) (rest time.Duration, waiting []*job) {
@@ -179,6 +196,10 @@ func (e *chunked) planned(j *job) int {
 	return 0
 }
 
-func (e *chunked) events() []pool.Event { return e.pool.TakeEvents() }
+func (e *chunked) restarted(c *cache) engine {
+	return &chunked{clock: e.clock, cache: c, spent: e.spent, lost: e.lost}
+}
+
+func (e *chunked) events() []kvEvent { return e.cache.events() }
 
 func (e *chunked) prefillTime() time.Duration { return e.spent }

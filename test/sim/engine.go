@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/test/engine/pool"
@@ -17,8 +18,18 @@ type job struct {
 	request *request
 	table   *pool.Table
 
+	flow     string // that the gateway counts it in
+	whole    bool   // answered in one piece
+	seen     bool   // the gateway has seen the first token
+	over     bool   // served, given up, or replaced by another try
+	failures int    // of its client's tries, before this one
+	rejected int    // of these, refused by a gateway
+	moves    int    // from pods that failed, in this try
+	avoid    uint64 // these pods, a bit each
+	deadline time.Duration
+
 	gateway  int
-	pod      int
+	pod      int  // -1: with none yet
 	state    any  // of the policy
 	cached   int  // tokens
 	done     int  // tokens whose KV is computed
@@ -42,6 +53,12 @@ type load struct {
 // engine is a model of one pod. Time never goes back.
 type engine interface {
 	submit(now time.Duration, j *job)
+	// leave: the client of a job is gone. told does not hear of the job any more.
+	leave(now time.Duration, j *job)
+	// jobs are those in the engine.
+	jobs() []*job
+	// restarted is the same engine anew, with an empty cache.
+	restarted(c *cache) engine
 	// next is when something happens by itself.
 	next() time.Duration
 	// advance lets time pass up to now; told hears of first tokens and ends in their order, and must not call the engine.
@@ -50,7 +67,7 @@ type engine interface {
 	// backlog is what is before a new request: the rest of the prefills under way, and those that wait. Real engines don't
 	// tell.
 	backlog(now time.Duration) (rest time.Duration, waiting []*job)
-	events() []pool.Event
+	events() []kvEvent
 	prefillTime() time.Duration // spent
 }
 
@@ -62,7 +79,7 @@ const maxSeqs = 256
 // public reference figures.
 type single struct {
 	clock   sched.Clock
-	pool    *pool.Pool
+	cache   *cache
 	queue   []*job
 	busy    *job // in prefill
 	due     time.Duration
@@ -81,10 +98,10 @@ func (e *single) start(now time.Duration) {
 		return
 	}
 	j := e.queue[0]
-	cached, ok := e.pool.Admit(j.table, j.prompt()+j.output(), false)
+	cached, loaded, ok := e.cache.admit(j, j.prompt()+j.output())
 	if !ok && len(e.running) == 0 {
 		// Larger than the pool: the engine would refuse it. Nothing else runs, so it is let through without a cache.
-		cached, ok = 0, true
+		cached, loaded, ok = 0, 0, true
 	}
 	if !ok {
 		return
@@ -93,7 +110,7 @@ func (e *single) start(now time.Duration) {
 	j.cached = cached
 	e.busy = j
 	took := e.clock.Prefill(j.prompt()-cached, cached)
-	e.due, e.spent = now+took, e.spent+took
+	e.due, e.spent = now+e.cache.load(loaded)+took, e.spent+took
 	e.held += j.prompt() + j.output()
 }
 
@@ -118,12 +135,18 @@ func (e *single) advance(now time.Duration, told func(time.Duration, *job, bool)
 			j := e.running[0]
 			e.running = e.running[1:]
 			e.held -= j.prompt() + j.output()
-			e.pool.Release(j.table)
+			e.cache.pool.Release(j.table)
 			told(at, j, true)
+		} else if e.busy.over {
+			j := e.busy
+			e.busy = nil
+			e.held -= j.prompt() + j.output()
+			e.cache.fill(j.table, j.prompt())
+			e.cache.pool.Release(j.table)
 		} else {
 			j := e.busy
 			e.busy = nil
-			e.pool.Fill(j.table, j.prompt())
+			e.cache.fill(j.table, j.prompt())
 			j.first = at
 			j.ended = at + time.Duration(j.output())*e.clock.Decode(e.held)
 			i := len(e.running)
@@ -140,7 +163,7 @@ func (e *single) advance(now time.Duration, told func(time.Duration, *job, bool)
 }
 
 func (e *single) load() load {
-	l := load{running: len(e.running), waiting: len(e.queue), used: e.pool.Used(), blocks: e.pool.Usable()}
+	l := load{running: len(e.running), waiting: len(e.queue), used: e.cache.pool.Used(), blocks: e.cache.pool.Usable()}
 	if e.busy != nil {
 		l.running++
 	}
@@ -154,6 +177,21 @@ func (e *single) backlog(now time.Duration) (time.Duration, []*job) {
 	return e.due - now, e.queue
 }
 
-func (e *single) events() []pool.Event { return e.pool.TakeEvents() }
+func (e *single) leave(now time.Duration, j *job) {
+	e.queue = slices.DeleteFunc(e.queue, func(o *job) bool { return o == j })
+	e.start(now)
+}
+
+func (e *single) jobs() []*job {
+	all := slices.Clone(e.running)
+	if e.busy != nil {
+		all = append(all, e.busy)
+	}
+	return append(all, e.queue...)
+}
+
+func (e *single) restarted(c *cache) engine { return &single{clock: e.clock, cache: c, spent: e.spent} }
+
+func (e *single) events() []kvEvent { return e.cache.events() }
 
 func (e *single) prefillTime() time.Duration { return e.spent }

@@ -1,18 +1,12 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
-	"iter"
 	"time"
 
-	"github.com/grapevine-llm/grapevine/agent/blockset"
-	"github.com/grapevine-llm/grapevine/agent/kvevent"
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
-	"github.com/grapevine-llm/grapevine/gossip/bloom"
-	"github.com/grapevine-llm/grapevine/gossip/digest"
-	"github.com/grapevine-llm/grapevine/gossip/wire"
 	"github.com/grapevine-llm/grapevine/picker"
-	"github.com/grapevine-llm/grapevine/test/engine/pool"
 )
 
 // fleet is the product itself: each pod's engine events go through a block set and a digest, the ticks to every gateway's view,
@@ -22,14 +16,12 @@ type fleet struct {
 	gateways []*gateway
 	agents   []*agent
 	pods     map[string]int // by endpoint id
+	failure  picker.FailureConfig
 }
 
 const (
-	pollEvery   = 20 * time.Millisecond  // the view's questions, as in a picker that runs
-	scrapeBusy  = 100 * time.Millisecond // an agent's reading of its engine
-	scrapeIdle  = time.Second
-	bitsOfBlock = 8
-	engineBlock = 16 // vLLM's default block size, for which the defaults are
+	pollEvery   = 20 * time.Millisecond // the view's questions, as in a picker that runs
+	engineBlock = 16                    // vLLM's default block size, for which the defaults are
 )
 
 func newFleet(w *world) (policy, error) {
@@ -38,6 +30,12 @@ func newFleet(w *world) (policy, error) {
 	cfg.Receipts, cfg.Gossip.NodeName = 0, "gateway"
 	// In blocks: as many tokens as with the engine's own block size.
 	cfg.Score.MinMatch = max(1, cfg.Score.MinMatch*engineBlock/w.cfg.Trace.BlockTokens)
+	cfg.BlockSize, f.failure = w.cfg.Trace.BlockTokens, cfg.Failure
+	cfg.Failure.BackoffMin, cfg.Failure.BackoffMax = 1, 1 // see broken
+	for i := range w.pods {
+		cfg.Endpoints = append(cfg.Endpoints, endpointID(i))
+		f.pods[endpointID(i)] = i
+	}
 	for i := range w.cfg.Gateways {
 		s, err := picker.NewStepped(cfg, at(0), w.cfg.Seed+uint64(i))
 		if err != nil {
@@ -45,17 +43,9 @@ func newFleet(w *world) (policy, error) {
 		}
 		f.gateways = append(f.gateways, &gateway{fleet: f, index: i, picker: s, woken: never})
 	}
-	for i, p := range w.pods {
-		a := newAgent(w, p)
-		f.pods[fmt.Sprintf("10.0.0.%d:8000", i+1)] = i
-		f.agents = append(f.agents, a)
-		info := a.info.Append(nil, a.node)
-		for _, g := range f.gateways {
-			if err := g.picker.Hear(at(0), info); err != nil {
-				return nil, fmt.Errorf("gateway %d hears of pod %d: %w", g.index, i, err)
-			}
-		}
-		w.at(0, func(now time.Duration) { f.scrape(now, a) })
+	f.agents = make([]*agent, len(w.pods))
+	for _, p := range w.pods {
+		f.back(0, p)
 	}
 	for _, g := range f.gateways {
 		w.at(0, g.poll)
@@ -64,10 +54,13 @@ func newFleet(w *world) (policy, error) {
 	return f, nil
 }
 
+// endpointID is the picker's name of a pod.
+func endpointID(pod int) string { return fmt.Sprintf("10.0.0.%d:8000", pod+1) }
+
 func (f *fleet) arrive(now time.Duration, j *job) {
 	g := f.gateways[j.gateway]
 	req := picker.Request{
-		ID: fmt.Sprint(j.index), PromptTokens: j.prompt(), Session: fmt.Sprint(j.request.session),
+		ID: fmt.Sprint(j.index), PromptTokens: j.prompt(), Session: fmt.Sprint(j.request.session), Flow: j.flow, Avoid: g.avoid(j),
 		Chains: []blockhash.Chain{{BlockSize: f.w.cfg.Trace.BlockTokens, Seed: f.w.prompts.hasher.Fingerprint(), Hashes: j.request.chain}},
 	}
 	s := g.picker.Submit(at(now), req, func(d picker.Decision, err error) {
@@ -78,7 +71,7 @@ func (f *fleet) arrive(now time.Duration, j *job) {
 		j.state = d
 		f.w.send(f.w.now, j, f.pods[d.Endpoint.ID])
 	})
-	if j.pod < 0 && !j.failed {
+	if j.pod < 0 && !j.over {
 		j.state = s
 	}
 	g.wake(now)
@@ -90,7 +83,7 @@ func (f *fleet) first(now time.Duration, j *job) {
 	g.wake(now)
 }
 
-func (f *fleet) end(now time.Duration, j *job) {
+func (f *fleet) done(now time.Duration, j *job) {
 	g := f.gateways[j.gateway]
 	g.picker.Done(at(now), j.state.(picker.Decision), picker.Outcome{
 		Status: 200, Connected: true, CachedTokens: j.cached, PromptTokens: j.prompt(), OutputTokens: j.output(),
@@ -99,15 +92,25 @@ func (f *fleet) end(now time.Duration, j *job) {
 }
 
 func (f *fleet) gone(now time.Duration, j *job) {
-	if s, ok := j.state.(*picker.Submitted); ok {
-		f.gateways[j.gateway].picker.Withdraw(at(now), s)
+	g := f.gateways[j.gateway]
+	if s, ok := j.state.(*picker.Submitted); ok && j.pod < 0 {
+		g.picker.Withdraw(at(now), s)
+		return
 	}
+	g.hangUp(now, j, true, true)
 }
 
 func (f *fleet) changed(now time.Duration, p *pod) {
+	events := p.engine.events()
 	a := f.agents[p.index]
-	a.hear(now, p.engine.events())
+	if a == nil {
+		return
+	}
+	a.hear(now, events)
 	f.publish(now, a)
+	for _, l := range a.liars {
+		f.publish(now, l)
+	}
 }
 
 // gateway is one picker.
@@ -116,6 +119,7 @@ type gateway struct {
 	index  int
 	picker *picker.Stepped
 	woken  time.Duration // of the next step
+	out    uint64        // pods that could not be reached, a bit each
 }
 
 // step gives the picker its turn.
@@ -140,7 +144,7 @@ func (g *gateway) poll(now time.Duration) {
 	w := g.fleet.w
 	for _, out := range g.picker.Ask(at(now)) {
 		for _, a := range g.fleet.agents {
-			if a.node != out.Node {
+			if a == nil || a.node != out.Node || w.lost() {
 				continue
 			}
 			w.at(now+w.cfg.StateDelay, func(now time.Duration) {
@@ -153,144 +157,25 @@ func (g *gateway) poll(now time.Duration) {
 	w.at(now+pollEvery, g.poll)
 }
 
-// hear delivers a packet.
+// hear delivers a packet, unless it is lost.
 func (g *gateway) hear(when time.Duration, packet []byte) {
+	if g.fleet.w.lost() {
+		return
+	}
 	g.fleet.w.at(when, func(now time.Duration) {
 		_ = g.picker.Hear(at(now), packet) // the view counts what is wrong with it
 		g.step(now)
 	})
 }
 
-// agent follows one pod's engine.
-type agent struct {
-	pod   *pod
-	w     *world
-	info  wire.Info
-	node  uint64
-	set   *blockset.Set
-	pub   *digest.Publisher
-	woken time.Duration
-}
-
-func newAgent(w *world, p *pod) *agent {
-	blocks := w.cfg.PodTokens / w.cfg.Trace.BlockTokens
-	a := &agent{pod: p, w: w, woken: never}
-	a.info = wire.Info{
-		Node: fmt.Sprintf("agent-%d", p.index), Pool: "default", Address: fmt.Sprintf("http://10.0.0.%d:8000", p.index+1), Version: 1,
-		SeedFingerprint: w.prompts.hasher.Fingerprint(), BlockSize: uint32(w.cfg.Trace.BlockTokens), NumBlocks: uint32(blocks),
-		Engine: "vllm", KVEvents: "ok", Models: []wire.Model{{Name: "model"}},
-		Ranks: []wire.RankInfo{{Epoch: 1, GPU: bloom.GeometryFor(blocks, bitsOfBlock)}},
-	}
-	a.node = wire.NodeHash(a.info.Node)
-	a.set = blockset.New(blockset.Config{Hasher: w.prompts.hasher, Blocks: blocks}, sink{a})
-	a.pub = digest.New(digest.Config{
-		Key: a.info.Key(0), Node: a.node, GPU: a.info.Ranks[0].GPU, Epoch: 1,
-		Blocks: func(t wire.Tier) iter.Seq[blockhash.Hash] { return a.set.Visible(blockset.Tier(t)) },
-	})
-	a.pub.SetInfoVersion(1)
-	return a
-}
-
-// sink passes changes of the set on to the digest.
-type sink struct{ a *agent }
-
-func (s sink) Set(t blockset.Tier, h blockhash.Hash)   { s.a.pub.Set(wire.Tier(t), h) }
-func (s sink) Clear(t blockset.Tier, h blockhash.Hash) { s.a.pub.Clear(wire.Tier(t), h) }
-
-// hear takes a step's events.
-func (a *agent) hear(now time.Duration, events []pool.Event) {
-	if len(events) == 0 {
+// hangUp tells the picker of a job that ends without an answer.
+func (g *gateway) hangUp(now time.Duration, j *job, reached, left bool) {
+	d, ok := j.state.(picker.Decision)
+	if !ok {
 		return
 	}
-	batch := kvevent.Batch{TS: float64(at(now).UnixMicro()) / 1e6}
-	for _, e := range events {
-		hashes := make([]uint64, len(e.Hashes))
-		for i, d := range e.Hashes {
-			hashes[i] = d.Low64()
-		}
-		if e.Kind == pool.Removed {
-			batch.Events = append(batch.Events, &kvevent.Removed{Hashes: hashes, Medium: "GPU", Group: -1})
-			continue
-		}
-		stored := &kvevent.Stored{Hashes: hashes, BlockSize: e.BlockSize, Medium: "GPU", Group: -1, Tokens: make([]uint32, 0, len(hashes)*e.BlockSize)}
-		for i, d := range e.Hashes {
-			tokens := e.Tokens[i*e.BlockSize : (i+1)*e.BlockSize] // of an answer
-			if id, ok := a.w.prompts.ids[d]; ok {
-				tokens = a.w.prompts.tokens(id)
-			}
-			stored.Tokens = append(stored.Tokens, tokens...)
-		}
-		if e.Parent != nil {
-			stored.Parent, stored.HasParent = e.Parent.Low64(), true
-		}
-		batch.Events = append(batch.Events, stored)
-	}
-	a.set.Apply(at(now), batch)
+	g.picker.Done(at(now), d, picker.Outcome{Err: errNoAnswer, Connected: reached, CachedTokens: -1, Cancelled: left})
+	g.wake(now)
 }
 
-// answer does what an agent does with a gateway's question.
-func (a *agent) answer(now time.Duration, packet []byte) [][]byte {
-	_, m, err := wire.Decode(packet)
-	if err != nil {
-		return nil
-	}
-	var replies []digest.Reply
-	out := [][]byte{a.info.Append(nil, a.node)}
-	switch m := m.(type) {
-	case *wire.Nack:
-		if !m.WantInfo {
-			out = nil
-		}
-		replies = a.pub.Nack(at(now), m)
-	case *wire.Hello:
-		var known *wire.KnownStream
-		for i := range m.Known {
-			if m.Known[i].Key == a.info.Key(0) {
-				known = &m.Known[i]
-			}
-		}
-		replies = a.pub.Hello(at(now), known)
-	}
-	for _, r := range replies {
-		out = append(out, r.Packet)
-	}
-	return out
-}
-
-// scrape reads the engine's metrics.
-func (f *fleet) scrape(now time.Duration, a *agent) {
-	l := a.pod.engine.load()
-	c := f.w.clock
-	cached := min(max(a.set.Stats().Copies-l.used, 0), l.blocks-l.used)
-	a.pub.SetLoad(at(now), wire.Load{
-		Running: uint32(l.running), Waiting: uint32(l.waiting), BlocksTotal: uint32(l.blocks), BlocksUsed: uint32(l.used),
-		BlocksCached: uint32(cached), BlocksFree: uint32(l.blocks - l.used - cached), VictimIdle: a.set.VictimIdle(at(now)),
-		PrefillOverhead: c.Overhead, PrefillPerToken: c.PerToken, PrefillQuadratic: c.Quadratic, PrefillFitted: true,
-		DecodeStep: c.Step, DecodePerToken: c.PerKV,
-	})
-	f.publish(now, a)
-	next := scrapeBusy
-	if l.running+l.waiting == 0 {
-		next = scrapeIdle
-	}
-	f.w.at(now+next, func(now time.Duration) { f.scrape(now, a) })
-}
-
-// publish sends what is due, and comes back when something will be.
-func (f *fleet) publish(now time.Duration, a *agent) {
-	for _, packet := range a.pub.Ticks(at(now)) {
-		for _, g := range f.gateways {
-			g.hear(now+f.w.cfg.StateDelay, packet)
-		}
-	}
-	due := a.pub.Due(at(now)).Sub(start)
-	if due < a.woken || a.woken <= now {
-		a.woken = due
-		f.w.at(due, func(now time.Duration) {
-			if a.woken == now {
-				a.woken = never
-				f.publish(now, a)
-			}
-		})
-	}
-}
+var errNoAnswer = errors.New("no answer")

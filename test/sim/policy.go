@@ -21,16 +21,21 @@ const (
 // sharedCache is no peer but the reference bound: one cache of all pods' size that every pod reads at once.
 const sharedCache = "shared-cache"
 
-// Policies lists the names of all policies: the peers', the bound, and ours.
+// exact is no product either but a reference to judge digests by: ours with one gateway that all ticks reach at once, a digest of
+// 64 bits a block that is sent as soon as it changes, and agents without faults. What agents read of their engines' queues and
+// memory is as seldom as ever.
+const exact = "grapevine-exact"
+
+// Policies lists the names of all policies: the peers', the bound, ours, and the reference for it.
 func Policies() []string {
 	return []string{
 		roundRobinName, "least-outstanding", "session-hash", "llmd-legacy", "llmd-default", "dynamo", "sglang", "min-ttft",
-		sharedCache, ours,
+		sharedCache, ours, exact,
 	}
 }
 
 func newPolicy(w *world) (policy, error) {
-	if w.cfg.Policy == ours {
+	if w.cfg.Policy == ours || w.cfg.Policy == exact {
 		return newFleet(w)
 	}
 	return newPeers(w), nil
@@ -89,6 +94,10 @@ func newPeers(w *world) *peers {
 }
 
 func (p *peers) arrive(now time.Duration, j *job) {
+	if !slices.ContainsFunc(p.w.pods, func(x *pod) bool { return !x.down }) {
+		p.w.refuse(now, j)
+		return
+	}
 	s := &sight{peers: p, now: now, job: j, matched: make([]int, len(p.routed))}
 	p.index.match(j.request.chain, s.matched)
 	if p.shared {
@@ -107,7 +116,7 @@ func (p *peers) arrive(now time.Duration, j *job) {
 	r.tokens += j.prompt() + j.output()
 	r.prompts += j.prompt()
 	r.first = append(r.first, j)
-	j.state = sent{uncached, p.w.clock.Prefill(uncached, j.prompt()-uncached)}
+	j.state = sent{uncached, p.w.pods[at].believed().Prefill(uncached, j.prompt()-uncached)}
 	p.index.expect(j.request.chain, at, 1)
 	p.w.send(now, j, at)
 }
@@ -120,21 +129,37 @@ func (p *peers) first(now time.Duration, j *job) {
 	p.w.at(now+p.w.cfg.StateDelay, func(time.Duration) { p.index.expect(j.request.chain, j.pod, -1) })
 }
 
-func (p *peers) end(_ time.Duration, j *job) {
+func (p *peers) done(now time.Duration, j *job) {
+	if !j.seen {
+		p.first(now, j)
+	}
 	r := &p.routed[j.pod]
 	r.outstanding--
 	r.tokens -= j.prompt() + j.output()
 	r.prompts -= j.prompt()
 }
 
-func (p *peers) gone(time.Duration, *job) {}
+func (p *peers) gone(now time.Duration, j *job) { p.done(now, j) }
+
+func (p *peers) broken(now time.Duration, j *job, _ bool) { p.done(now, j) }
+
+func (p *peers) died(_ time.Duration, at *pod) {
+	p.index.forget(at.index)
+	p.routed[at.index].load = load{}
+}
+
+func (p *peers) back(time.Duration, *pod) {}
 
 func (p *peers) changed(_ time.Duration, at *pod) {
 	events, l := at.engine.events(), at.engine.load()
+	life := at.life
 	apply := func(time.Duration) {
+		if at.life != life {
+			return
+		}
 		p.routed[at.index].load = l
 		for _, e := range events {
-			p.index.apply(e, at.index, p.w.prompts)
+			p.index.apply(e.Event, at.index, p.w.prompts)
 		}
 	}
 	if p.w.cfg.StateDelay == 0 {
@@ -149,13 +174,13 @@ func (s *sight) uncached(pod int) int {
 	return s.job.prompt() - min(s.matched[pod]*s.w.cfg.Trace.BlockTokens, s.job.prompt()-1)
 }
 
-// least returns the pod with the least value among those that count; of equals the one whose turn it is. -1 if none counts.
+// least returns the pod with the least value among those that are up and count; of equals the one whose turn it is. -1 if none counts.
 func (s *sight) least(value func(pod int) float64, counts func(pod int) bool) int {
 	best, at := math.Inf(1), -1
 	n := len(s.routed)
 	for o := range n {
 		i := (s.turn + o) % n
-		if counts != nil && !counts(i) {
+		if s.w.pods[i].down || counts != nil && !counts(i) {
 			continue
 		}
 		if v := value(i); v < best-1e-9 {
@@ -165,7 +190,9 @@ func (s *sight) least(value func(pod int) float64, counts func(pod int) bool) in
 	return at
 }
 
-func roundRobin(_ time.Duration, s *sight) int { return s.turn % len(s.routed) }
+func roundRobin(_ time.Duration, s *sight) int {
+	return s.least(func(int) float64 { return 0 }, nil)
+}
 
 func leastOutstanding(_ time.Duration, s *sight) int {
 	return s.least(func(i int) float64 { return float64(s.routed[i].outstanding) }, nil)
@@ -219,7 +246,9 @@ func llmdDefault(_ time.Duration, s *sight) int {
 	const peak, share, penalty = 8650, 0.8, 18
 	blocks := float64(max(1, len(s.job.request.chain)))
 	sticky := func(i int) bool { return float64(s.matched[i]) >= share*blocks }
-	ttft := func(i int) float64 { return float64(s.routed[i].uncached+s.uncached(i)) / peak }
+	ttft := func(i int) float64 {
+		return float64(s.routed[i].uncached+s.uncached(i)) / peak * s.w.pods[i].wrong
+	}
 	if a := s.least(ttft, sticky); a >= 0 {
 		if b := s.least(ttft, nil); ttft(a)-ttft(b) <= penalty {
 			return s.least(func(i int) float64 { return float64(s.routed[i].prompts) }, sticky)
@@ -256,16 +285,18 @@ func sglang(now time.Duration, s *sight) int {
 	return leastOutstanding(now, s)
 }
 
-// minTTFT takes the pod where the first token is predicted soonest, with the true speed of prefills and the true rest of the
-// one under way; of equal ones the one with fewer requests.
+// minTTFT takes the pod where the first token is predicted soonest, with the speed of prefills that is believed and the true
+// rest of the one under way; of equal ones the one with fewer requests.
 func minTTFT(now time.Duration, s *sight) int {
 	return s.least(func(i int) float64 {
-		wait, queue := s.w.pods[i].engine.backlog(now)
+		p := s.w.pods[i]
+		rest, queue := p.engine.backlog(now)
+		wait := time.Duration(p.wrong * float64(rest))
 		for _, j := range queue {
 			wait += j.state.(sent).work
 		}
 		n := s.uncached(i)
-		return math.Round((wait+s.w.clock.Prefill(n, s.job.prompt()-n)).Seconds()*1e6) + 1e-4*float64(s.routed[i].outstanding)
+		return math.Round((wait+p.believed().Prefill(n, s.job.prompt()-n)).Seconds()*1e6) + 1e-4*float64(s.routed[i].outstanding)
 	}, nil)
 }
 
@@ -324,6 +355,15 @@ func (x *index) apply(e pool.Event, pod int, p *prompts) {
 	for _, d := range e.Hashes {
 		if id, ok := p.ids[d]; ok { // else part of an answer
 			x.count(x.copies, podBlock{pod, p.chains[id]}, n)
+		}
+	}
+}
+
+// forget drops what a pod stored.
+func (x *index) forget(pod int) {
+	for k := range x.copies {
+		if k.pod == pod {
+			x.count(x.copies, k, -x.copies[k])
 		}
 	}
 }

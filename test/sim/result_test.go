@@ -4,14 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/grapevine-llm/grapevine/test/engine/pool"
 	"github.com/grapevine-llm/grapevine/test/trace"
 )
 
 func TestResult(t *testing.T) {
 	cfg := Default()
 	cfg.Timeout = time.Minute
-	w := &world{cfg: &cfg, pods: []*pod{{engine: &chunked{pool: pool.New(pool.Config{Blocks: 2, BlockSize: 16}), lost: 3}}}}
+	w := &world{cfg: &cfg, pods: []*pod{{engine: &chunked{lost: 3}}}}
 	add := func(prompt int, wait, ended time.Duration, failed bool) {
 		j := &job{index: len(w.jobs), request: &request{Request: &trace.Request{Prompt: prompt, Output: 1}}, arrived: time.Second, failed: failed, pod: -1}
 		if j.ended = time.Second + ended; !failed {

@@ -3,93 +3,15 @@ package sim
 import (
 	"container/heap"
 	"context"
-	"errors"
-	"fmt"
+	"math"
+	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/test/engine/pool"
 	"github.com/grapevine-llm/grapevine/test/engine/sched"
 	"github.com/grapevine-llm/grapevine/test/trace"
 )
-
-// Engine names a model of a pod.
-type Engine string
-
-// The engine models.
-const (
-	Single  Engine = "single"  // one prefill at a time
-	Chunked Engine = "chunked" // prefill in chunks beside decodes
-)
-
-// Arrivals say when a call of a session comes.
-type Arrivals string
-
-// The ways to arrive.
-const (
-	Open   Arrivals = "open"   // when the trace says, whatever became of the call before
-	Causal Arrivals = "causal" // a think time after the end of the session's call before
-)
-
-// Config of one run.
-type Config struct {
-	Trace    *trace.Trace
-	Policy   string // one of Policies
-	Pods     int
-	Gateways int
-	Engine   Engine
-	Arrivals Arrivals
-	// Rate multiplies the trace's arrival rate; think times stay. Burst lets all requests come at once instead.
-	Rate  float64
-	Burst bool
-	// PodTokens is the size of a pod's KV cache.
-	PodTokens int
-	// StateDelay is how old what a gateway knows of a pod is when it comes.
-	StateDelay time.Duration
-	// Timeout is how long a client waits for the first token.
-	Timeout time.Duration
-	Seed    uint64
-}
-
-// Default is a fleet of eight pods, Llama-3.1-70B in FP8 on one H200 each.
-func Default() Config {
-	return Config{
-		Pods: 8, Gateways: 1, Engine: Single, Arrivals: Open, Rate: 1, PodTokens: 372 * 512,
-		StateDelay: 50 * time.Millisecond, Timeout: 10 * time.Minute,
-	}
-}
-
-// Validate joins all faults.
-func (c *Config) Validate() error {
-	var errs []error
-	check := func(ok bool, format string, args ...any) {
-		if !ok {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	check(c.Trace != nil && len(c.Trace.Requests) > 0, "no trace")
-	check(slices.Contains(Policies(), c.Policy), "policy %q: give one of %s", c.Policy, strings.Join(Policies(), ", "))
-	check(c.Pods >= 1 && c.Pods <= maxPods, "pods %d: give 1 to %d", c.Pods, maxPods)
-	check(c.Gateways >= 1, "gateways %d: give 1 or more", c.Gateways)
-	check(c.Engine == Single || c.Engine == Chunked, "engine %q: give %s or %s", c.Engine, Single, Chunked)
-	check(c.Arrivals == Open || c.Arrivals == Causal, "arrivals %q: give %s or %s", c.Arrivals, Open, Causal)
-	check(c.Policy != sharedCache || c.Engine != Chunked, "policy %s: it is a bound for the %s engine only", sharedCache, Single)
-	check(!(c.Rate > 1e9) && c.PodTokens <= maxTokens, "rate %g, %d tokens of KV cache a pod: give less", c.Rate, c.PodTokens)
-	check(c.Rate > 0, "rate %g: give a number above 0", c.Rate)
-	check(c.StateDelay >= 0 && c.Timeout > 0, "state delay %v, timeout %v: give 0 or more, and more than 0", c.StateDelay, c.Timeout)
-	if c.Trace != nil {
-		check(c.Trace.BlockTokens >= 1 && c.Trace.BlockTokens <= trace.MaxBlockTokens, "blocks of %d tokens: give 1 to %d", c.Trace.BlockTokens, trace.MaxBlockTokens)
-		check(c.PodTokens/2 >= c.Trace.BlockTokens, "%d tokens of KV cache a pod: give at least two blocks", c.PodTokens)
-	}
-	return errors.Join(errs...)
-}
-
-// maxTokens bounds a pod's cache.
-const maxTokens = 1 << 30
-
-// maxPods is what the peers' index counts in one word.
-const maxPods = 64
 
 // event is something that will happen.
 type event struct {
@@ -117,19 +39,27 @@ func (e *events) Pop() any {
 type pod struct {
 	index  int
 	engine engine
+	clock  sched.Clock
+	wrong  float64       // by which what is believed of its prefill is wrong
 	woken  time.Duration // of the last event set for it
-	jobs   int           // that went there
+	jobs   int           // of the trace that went there
+	down   bool
+	life   uint64 // counts its deaths
 }
+
+// believed is the clock that others think a pod has.
+func (p *pod) believed() sched.Clock { return slower(p.clock, p.wrong) }
 
 // world is one run.
 type world struct {
 	cfg     *Config
-	clock   sched.Clock
 	prompts *prompts
-	jobs    []*job
+	jobs    []*job  // the trace's, then the noisy sender's
 	after   [][]int // causal: which jobs wait for the end of this one
 	pods    []*pod
+	faults  []fault
 	policy  policy
+	loss    *rand.Rand
 	queue   events
 	seq     uint64
 	now     time.Duration
@@ -140,38 +70,64 @@ type world struct {
 type policy interface {
 	// arrive is a job at one of the gateways; the policy calls world.send when it has chosen.
 	arrive(now time.Duration, j *job)
-	// first, end and gone: a job has its first token, has ended, or its client has left before the first token.
+	// first, done, gone and broken: a job that is streamed has its first token, has ended, its client has left before the
+	// first token, or the connection to its pod broke (reached) or could not be made.
 	first(now time.Duration, j *job)
-	end(now time.Duration, j *job)
+	done(now time.Duration, j *job)
 	gone(now time.Duration, j *job)
-	// changed: an engine has stepped, or got a job.
+	broken(now time.Duration, j *job, reached bool)
+	// changed: an engine has stepped, or got or lost a job.
 	changed(now time.Duration, p *pod)
+	// died and back: a pod is gone with its cache; it is there again, empty.
+	died(now time.Duration, p *pod)
+	back(now time.Duration, p *pod)
 }
 
 // Run simulates. The same configuration gives the same result. It ends early with ctx.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
+	w, err := newWorld(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.play(ctx); err != nil {
+		return nil, err
+	}
+	w.jobs = w.jobs[:len(w.cfg.Trace.Requests)]
+	w.cfg.Timeout = w.cfg.patience() // what those count with that nobody served
+	return w.result(), nil
+}
+
+// newWorld is a run before its first event.
+func newWorld(cfg Config) (*world, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	w := &world{
-		cfg: &cfg, clock: sched.H200(), prompts: newPrompts(cfg.Trace.BlockTokens, newHasher()),
+	if cfg.Policy == exact {
+		cfg.Gateways, cfg.StateDelay, cfg.Loss = 1, 0, 0
+		cfg.Faults = slices.DeleteFunc(slices.Clone(cfg.Faults), func(s string) bool { f, _ := parseFault(s); return f.kind != podFailure })
 	}
-	requests := w.prompts.requests(cfg.Trace)
+	w := &world{
+		cfg: &cfg, prompts: newPrompts(cfg.Trace.BlockTokens, newHasher()), loss: rand.New(rand.NewPCG(cfg.Seed, 0x6c6f7373)),
+	}
+	noise := cfg.noise()
+	requests := w.prompts.requests(&trace.Trace{BlockTokens: cfg.Trace.BlockTokens, Requests: append(slices.Clip(cfg.Trace.Requests), noise...)})
 	w.jobs, w.after, w.open = make([]*job, len(requests)), make([][]int, len(requests)), len(requests)
 	for i, r := range requests {
 		w.jobs[i] = &job{index: i, request: r, pod: -1}
+		if i >= len(cfg.Trace.Requests) {
+			w.jobs[i].flow = noisyFlow
+		}
 	}
-	cache := w.newPool(cfg.Pods)
+	cache := w.newCache(cfg.Pods)
 	for i := range cfg.Pods {
 		if cfg.Policy != sharedCache {
-			cache = w.newPool(1)
+			cache = w.newCache(1)
 		}
-		p := &pod{index: i, woken: never, engine: &single{clock: w.clock, pool: cache}}
-		if cfg.Engine == Chunked {
-			p.engine = &chunked{clock: w.clock, pool: cache}
-		}
+		p := &pod{index: i, woken: never, clock: cfg.clock(i), wrong: cfg.wrong(i)}
+		p.engine = w.newEngine(p, cache)
 		w.pods = append(w.pods, p)
 	}
+	w.plan()
 	var err error
 	if w.policy, err = newPolicy(w); err != nil {
 		return nil, err
@@ -180,27 +136,57 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		switch {
 		case cfg.Burst:
 			w.at(0, w.arrival(i))
+		case i >= len(cfg.Trace.Requests):
+			w.at(r.At, w.arrival(i))
 		case cfg.Arrivals == Causal && r.Previous >= 0:
 			w.after[r.Previous] = append(w.after[r.Previous], i)
 		default:
 			w.at(time.Duration(float64(r.At)/cfg.Rate), w.arrival(i))
 		}
 	}
+	return w, nil
+}
+
+// play runs until all jobs are over.
+func (w *world) play(ctx context.Context) error {
 	for n := 0; w.open > 0 && len(w.queue) > 0; n++ {
 		if n%4096 == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 		e := heap.Pop(&w.queue).(event)
 		w.now = e.at
 		e.do(e.at)
 	}
-	return w.result(), nil
+	return nil
 }
 
-// newPool makes the KV cache of a number of pods.
-func (w *world) newPool(pods int) *pool.Pool {
+// lost draws whether a packet comes.
+func (w *world) lost() bool { return w.cfg.Loss > 0 && w.loss.Float64() < w.cfg.Loss }
+
+// wrong is by how much what is believed of a pod's prefill is wrong: as often too long as too short.
+func (c *Config) wrong(pod int) float64 {
+	if c.WrongEstimates == 0 {
+		return 1
+	}
+	return math.Pow(1+c.WrongEstimates, 2*c.draw("wrong", pod, 0)-1)
+}
+
+// newEngine is the engine of a pod that starts.
+func (w *world) newEngine(p *pod, c *cache) engine {
+	if w.cfg.Engine == Chunked {
+		return &chunked{clock: p.clock, cache: c}
+	}
+	return &single{clock: p.clock, cache: c}
+}
+
+// newCache makes the KV cache of a number of pods.
+func (w *world) newCache(pods int) *cache {
 	b := w.cfg.Trace.BlockTokens
-	return pool.New(pool.Config{Blocks: pods*w.cfg.PodTokens/b + 1, BlockSize: b})
+	c := &cache{pool: pool.New(pool.Config{Blocks: pods*w.cfg.PodTokens/b + 1, BlockSize: b}), blockTokens: b}
+	if w.cfg.HostTokens > 0 {
+		c.host, c.rate = newHost(pods*w.cfg.HostTokens/b), w.cfg.HostRate
+	}
+	return c
 }
 
 // at puts an event into the queue.
@@ -209,33 +195,21 @@ func (w *world) at(t time.Duration, do func(now time.Duration)) {
 	heap.Push(&w.queue, event{max(t, w.now), w.seq, do})
 }
 
-func (w *world) arrival(i int) func(time.Duration) {
-	return func(now time.Duration) {
-		j := w.jobs[i]
-		j.arrived, j.gateway = now, i%w.cfg.Gateways
-		if w.cfg.Engine == Chunked && j.prompt()+j.output() > w.cfg.PodTokens {
-			w.refuse(now, j) // as vLLM does: it would wait for ever
-			return
-		}
-		w.at(now+w.cfg.Timeout, func(now time.Duration) { w.expire(now, j) })
-		w.policy.arrive(now, j)
-	}
-}
-
 // send gives a job to a pod.
 func (w *world) send(now time.Duration, j *job, pod int) {
 	p := w.pods[pod]
-	j.pod, j.table = pod, w.prompts.table(j.request)
-	p.jobs++
+	j.pod = pod
+	if p.down {
+		w.at(now+refusedAfter, func(now time.Duration) { w.lose(now, j, false) })
+		return
+	}
+	j.table = w.prompts.table(j.request)
+	if j.index < len(w.cfg.Trace.Requests) {
+		p.jobs++
+	}
 	p.engine.submit(now, j)
 	w.policy.changed(now, p)
 	w.wake(p)
-}
-
-// refuse ends a job that no pod gets.
-func (w *world) refuse(now time.Duration, j *job) {
-	j.failed, j.ended = true, now
-	w.over(now, j)
 }
 
 // wake sets the event of a pod's next step.
@@ -263,37 +237,23 @@ func (w *world) step(now time.Duration, p *pod) {
 	p.engine.advance(now, func(_ time.Duration, j *job, end bool) { news = append(news, told{j, end}) })
 	w.policy.changed(now, p)
 	for _, n := range news {
-		if !n.end {
+		switch {
+		case n.end:
+			w.policy.done(now, n.job)
+			w.end(now, n.job)
+		case !n.job.whole:
+			n.job.seen = true
 			w.policy.first(now, n.job)
-			continue
 		}
-		w.policy.end(now, n.job)
-		w.over(now, n.job)
 	}
 	w.wake(p)
-}
-
-// expire is a client that gives up. What an engine has begun it finishes.
-func (w *world) expire(now time.Duration, j *job) {
-	if j.failed || j.first > 0 || j.pod >= 0 {
-		return
-	}
-	w.policy.gone(now, j)
-	w.refuse(now, j)
-}
-
-// over counts a job off and lets those come that waited for it.
-func (w *world) over(now time.Duration, j *job) {
-	w.open--
-	for _, i := range w.after[j.index] {
-		w.at(now+w.jobs[i].request.Think, w.arrival(i))
-	}
 }
 
 // Saturation is how many requests a second the fleet of a configuration carries under round robin: all come at once, and their
 // number is divided by the mean time at which the pods are done. Loads are shares of it.
 func Saturation(ctx context.Context, cfg Config) (float64, error) {
 	cfg.Policy, cfg.Burst, cfg.Timeout, cfg.Gateways = roundRobinName, true, longest, 1
+	cfg.Retries, cfg.Faults, cfg.NoisyFlow = 0, nil, false
 	r, err := Run(ctx, cfg)
 	if err != nil {
 		return 0, err

@@ -138,7 +138,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 
 // The chunked engine never runs out of blocks for good, and gives every request its tokens.
 func TestChunkedPreempts(t *testing.T) {
-	e := &chunked{clock: sched.H200(), pool: pool.New(pool.Config{Blocks: 41, BlockSize: 16})}
+	e := &chunked{clock: sched.H200(), cache: &cache{pool: pool.New(pool.Config{Blocks: 41, BlockSize: 16})}}
 	p := newPrompts(16, newHasher())
 	tr := &trace.Trace{BlockTokens: 16}
 	for range 4 {
@@ -178,17 +178,18 @@ func TestPeersRules(t *testing.T) {
 	sights := func(queue ...int) *sight {
 		cfg := Default()
 		cfg.Trace = agents(1)
-		w := &world{cfg: &cfg, clock: sched.H200()}
+		w := &world{cfg: &cfg}
 		s := &sight{peers: &peers{w: w, routed: make([]routed, 3)}, matched: []int{16, 5, 0}}
 		r := newPrompts(512, newHasher()).requests(cfg.Trace)[0]
 		s.job = &job{request: r}
 		for i, n := range queue {
 			s.routed[i] = routed{outstanding: n, prefills: n, uncached: 5000 * n, tokens: 6000 * n, prompts: 6000 * n, load: load{blocks: 100, used: 10 * n}}
-			e := &single{clock: w.clock, pool: pool.New(pool.Config{Blocks: 2, BlockSize: 512})}
+			clock := sched.H200()
+			e := &single{clock: clock, cache: &cache{pool: pool.New(pool.Config{Blocks: 2, BlockSize: 512})}}
 			for range n {
-				e.queue = append(e.queue, &job{state: sent{5000, w.clock.Prefill(5000, 0)}})
+				e.queue = append(e.queue, &job{state: sent{5000, clock.Prefill(5000, 0)}})
 			}
-			w.pods = append(w.pods, &pod{engine: e})
+			w.pods = append(w.pods, &pod{engine: e, clock: clock, wrong: 1})
 		}
 		return s
 	}
