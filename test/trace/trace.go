@@ -125,8 +125,8 @@ func Parse(r io.Reader, format Format, o Options) (*Trace, error) {
 		if err := p.line(lines.Bytes(), t); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
-		// Sessions overlap in time: all of them are needed to know which calls are the first.
-		if format != CC && o.Limit > 0 && len(t.Requests) >= o.Limit {
+		// Sessions overlap in time, and gateways record calls when they end: all are needed to know which came first.
+		if format != CC && format != Grapevine && o.Limit > 0 && len(t.Requests) >= o.Limit {
 			break
 		}
 	}

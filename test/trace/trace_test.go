@@ -61,6 +61,13 @@ func TestOwnForm(t *testing.T) {
 	if d := cmp.Diff(want, tr); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
+	// A gateway records calls in the order of their ends.
+	tr = parse(t, `{"timestamp": 50, "input_length": 10, "output_length": 1}
+{"timestamp": 20, "input_length": 20, "output_length": 900}
+`, Grapevine, Options{Limit: 1})
+	if len(tr.Requests) != 1 || tr.Requests[0].Prompt != 20 {
+		t.Errorf("the first of two is %+v, want the one that came first", tr.Requests)
+	}
 }
 
 // Two sessions with the same tools, one with others; a subagent among the calls of the first.
