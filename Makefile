@@ -69,6 +69,14 @@ parity: deps ## tokenizers and chat templates against the Python libraries that 
 overhead: build ## what the gateway adds to a request, beside round robin and a bare nginx
 	@scripts/overhead.sh $(ARGS)
 
+.PHONY: sim
+sim: build ## our policy and other routers' on simulated fleets, at most 20 minutes (TRACES=folder plays your traces; else made-up loads)
+	@scripts/sim.sh $(ARGS)
+
+.PHONY: sim-full
+sim-full: build ## the same for all fleets, engines, arrivals and policies: hours; goes on where it was stopped (TRACES=folder)
+	@scripts/sim.sh full $(ARGS)
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(BIN)
