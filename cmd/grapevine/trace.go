@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"strings"
@@ -97,6 +98,7 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 	}
 	t := &traceTaker{o: o, file: &traceFile{path: o.out, stdout: cmd.OutOrStdout()}, progress: newStatusLine(cmd.ErrOrStderr())}
 	t.sum.File = o.out
+	begun := time.Now()
 	watch := time.AfterFunc(gatewaySilence, func() { cancel(errSilent) })
 	defer watch.Stop()
 	err = t.take(body, func() { watch.Reset(gatewaySilence) })
@@ -106,6 +108,7 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 		err = nil
 	}
 	t.progress.end()
+	t.sum.Seconds = math.Round(time.Since(begun).Seconds()*10) / 10
 	if err = errors.Join(err, t.file.Close()); t.sum.Requests > 0 {
 		err = errors.Join(err, t.report(cmd))
 	}
@@ -194,13 +197,13 @@ func (t *traceTaker) status(line []byte) error {
 		return fmt.Errorf("read the gateway's status: %w", err)
 	}
 	s, sum := said.Recording, &t.sum
-	sum.Seconds, sum.BlockTokens, sum.Lost, sum.Unserved, sum.InProgress = s.Seconds, s.BlockTokens, s.Lost, s.Unserved, s.InProgress
+	sum.BlockTokens, sum.Lost, sum.Unserved, sum.InProgress = s.BlockTokens, s.Lost, s.Unserved, s.InProgress
 	if !t.warned && sum.Requests >= 20 && sum.UnknownPrompts == sum.Requests {
 		t.warned = true
 		t.progress.say("warning: none of the prompts so far is known to the gateway; " + promptRemedy)
 	}
 	t.progress.show(fmt.Sprintf("%v: %d requests (%.1f/s), %d in progress, %d lost",
-		spanOf(sum.Seconds), sum.Requests, float64(sum.Requests)/max(sum.Seconds, 1), sum.InProgress, sum.Lost))
+		spanOf(s.Seconds), sum.Requests, float64(sum.Requests)/max(s.Seconds, 1), sum.InProgress, sum.Lost))
 	return nil
 }
 
