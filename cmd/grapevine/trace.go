@@ -47,7 +47,7 @@ Requests that were refused or that failed are counted, not recorded, and so are 
 ends. Of several gateways record each on its own: their numbers don't fit together.`,
 		Example: `  grapevine trace --for 10m -o today.jsonl.zst
   grapevine trace --gateway http://10.0.0.7:9090 --requests 5000 -o today.jsonl.gz --json
-  grapevine sim --trace today.jsonl.zst --format grapevine --pods 8`,
+  grapevine sim --trace today.jsonl.zst --format grapevine --block-tokens 16 --pods 8`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -285,7 +285,7 @@ func (t *traceTaker) report(cmd *cobra.Command) error {
 		}
 	}
 	if s.File != "-" && s.UnknownPrompts < s.Requests {
-		fmt.Fprintf(w, "play it: grapevine sim --trace %s --format grapevine\n", s.File)
+		fmt.Fprintf(w, "play it: grapevine sim --trace %s --format grapevine --block-tokens %d\n", s.File, s.BlockTokens)
 	}
 	return nil
 }

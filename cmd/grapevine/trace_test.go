@@ -24,7 +24,7 @@ func traceLine(i int) string {
 const unknownLine = `{"timestamp":1,"input_length":40,"output_length":5,"hash_ids":[],"block_tokens":16,"output_estimated":true}` + "\n"
 
 func statusText(lost, unserved, inProgress int) string {
-	return fmt.Sprintf(`{"recording":{"seconds":2,"requests":9,"lost":%d,"unknown":0,"unserved":%d,"in_progress":%d,"block_tokens":16}}`+"\n", lost, unserved, inProgress)
+	return fmt.Sprintf(`{"recording":{"seconds":2,"requests":9,"lost":%d,"unserved":%d,"in_progress":%d,"block_tokens":16}}`+"\n", lost, unserved, inProgress)
 }
 
 // fakeGateway sends lines to whoever records. With stay it then waits until the tool leaves.

@@ -56,6 +56,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-p.slots }()
 	default:
 		p.fail(c, http.StatusTooManyRequests, "overloaded_error", fmt.Sprintf("this gateway has %d requests in progress, its limit (--max-concurrent)", cap(p.slots)))
+		p.record(c)
 		p.metrics.answered(r.Pattern, c.status, "")
 		return
 	}

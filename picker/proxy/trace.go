@@ -26,7 +26,6 @@ type RecordingStatus struct {
 	Seconds     float64 `json:"seconds"`      // since it began
 	Requests    int     `json:"requests"`     // that ended, lost ones included
 	Lost        int     `json:"lost"`         // of these, no line for want of a quick reader
-	Unknown     int     `json:"unknown"`      // of these, prompts whose blocks the gateway does not know
 	Unserved    int     `json:"unserved"`     // besides these: refused, failed, or left before an answer
 	InProgress  int     `json:"in_progress"`  // now, those from before it began included
 	BlockTokens int     `json:"block_tokens"` // of a block in its lines
@@ -115,7 +114,7 @@ func (p *Proxy) trace(w http.ResponseWriter, r *http.Request) {
 // record hands an ended request to the recordings. It costs one atomic load while there are none.
 func (p *Proxy) record(c *call) {
 	for _, rec := range p.traces.running() {
-		if c.req == nil || !generates(c.req.Kind) || c.arrived.Before(rec.start) {
+		if c.req != nil && !generates(c.req.Kind) || c.arrived.Before(rec.start) {
 			continue
 		}
 		if !rec.add(c, time.Now(), p.picker.Hasher()) {

@@ -92,9 +92,6 @@ func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.status.Requests++
-	if len(line.HashIDs) == 0 && line.InputLength >= r.blockTokens {
-		r.status.Unknown++
-	}
 	switch {
 	case o.PromptTokens > 0: // then there was a usage
 		line.OutputLength = o.OutputTokens
