@@ -18,7 +18,7 @@ const (
 	scrapeBusy  = 100 * time.Millisecond // an agent's reading of its engine
 	scrapeIdle  = time.Second
 	bitsOfBlock = 8
-	exactBits   = 64 // no false positives worth the name
+	exactBits   = 64 // of a block: hardly a false positive, with as many positions as there can be
 )
 
 // agent follows one pod's engine.
@@ -51,14 +51,16 @@ func (f *fleet) start(now time.Duration, p *pod) {
 
 func newAgent(w *world, p *pod) *agent {
 	blocks, lower := w.cfg.PodTokens/w.cfg.Trace.BlockTokens, w.cfg.HostTokens/w.cfg.Trace.BlockTokens
-	cfg := digest.Config{Epoch: p.life + 1}
-	bits := float64(bitsOfBlock)
-	if w.cfg.Policy == exact {
-		bits, cfg.MinInterval, cfg.BytesPerSec = exactBits, time.Millisecond, 1<<30
-	}
-	cfg.GPU = bloom.GeometryFor(blocks, bits)
+	cfg := digest.Config{Epoch: p.life + 1, GPU: bloom.GeometryFor(blocks, bitsOfBlock)}
 	if lower > 0 {
-		cfg.All = bloom.GeometryFor(blocks+lower, bits)
+		cfg.All = bloom.GeometryFor(blocks+lower, bitsOfBlock)
+	}
+	if w.cfg.Policy == exact {
+		cfg.MinInterval, cfg.BytesPerSec = time.Millisecond, 1<<30
+		cfg.GPU = bloom.Geometry{Buckets: bloom.GeometryFor(blocks, exactBits).Buckets, K: bloom.MaxK}
+		if lower > 0 {
+			cfg.All = bloom.Geometry{Buckets: bloom.GeometryFor(blocks+lower, exactBits).Buckets, K: bloom.MaxK}
+		}
 	}
 	a := &agent{pod: p, w: w, woken: never}
 	a.info = wire.Info{
