@@ -22,7 +22,7 @@ if [ -n "$full" ]; then
   pods=${PODS:-8 3 16 64}
   set -- --seeds "${SEEDS:-5}" --load "${LOADS:-0.5,0.8,0.95}" --gateways "${GATEWAYS:-3}" --engine "${ENGINES:-chunked,single}" \
     --arrivals "${ARRIVALS:-open,causal}" \
-    --policy "${POLICIES:-round-robin,least-outstanding,session-hash,llmd-legacy,llmd-default,dynamo,sglang,min-ttft,shared-cache,grapevine}" "$@"
+    --policy "${POLICIES:-round-robin,least-outstanding,session-hash,llmd-legacy,llmd-default,dynamo,sglang,min-ttft,shared-cache,grapevine-exact,grapevine}" "$@"
   deadline=
   say "the whole matrix: with the public traces about half a day on two cores; each line tells what is left of its part"
   [ -s "$results" ] && say "going on with $results; delete it to begin anew"

@@ -69,6 +69,8 @@ func newSimCommand() *cobra.Command {
 			if err := f.validate(cmd.Flags()); err != nil {
 				return err
 			}
+			f.policies, f.engines, f.arrival = unique(f.policies), unique(f.engines), unique(f.arrival)
+			f.pods, f.loads = unique(f.pods), unique(f.loads)
 			return f.run(cmd, cfg)
 		},
 	}
@@ -150,10 +152,21 @@ func registerWorld(fs *pflag.FlagSet, cfg *sim.Config) {
 	fs.DurationVar(&cfg.Timeout, "timeout", cfg.Timeout, "how long a client waits for its first token")
 	fs.IntVar(&cfg.PodTokens, "pod-tokens", cfg.PodTokens, "KV cache of a pod")
 	fs.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "of what the trace does not say")
+	fs.Float64Var(&cfg.Loss, "loss", 0, "share of gossip packets that never come, 0 to 0.9")
+	fs.Float64Var(&cfg.NonStreamed, "non-streamed", 0, "share of requests that are answered in one piece, so that gateways see no first token")
+	fs.IntVar(&cfg.Retries, "retries", 0, "how often clients try again that were refused or have waited in vain; OpenAI's SDKs do twice")
+	fs.Float64SliceVar(&cfg.Speeds, "speeds", nil, "of pods' prefill and decode, times the model's; gone through again and again")
+	fs.Float64Var(&cfg.WrongEstimates, "wrong-estimates", 0, "x: what is believed of a pod's prefill time is wrong by a factor of up to 1+x, either way")
+	fs.StringSliceVar(&cfg.Faults, "fault", nil, "what befalls a third of the pods: digest-missing, digest-stale, digest-lying or pod-failure, each[@time[+duration]]")
+	fs.IntVar(&cfg.HostTokens, "host-tokens", 0, "second cache of each pod in host memory")
+	fs.Float64Var(&cfg.HostRate, "host-rate", cfg.HostRate, "tokens a second that a pod loads from it")
+	fs.BoolVar(&cfg.NoisyFlow, "noisy-flow", false, "a second sender with ten times as many short prompts; results are of the trace's own requests")
 }
 
 // worldFlags are those of registerWorld that tell two runs apart in their results; gateways and seed have fields of their own.
-var worldFlags = []string{"pod-tokens", "state-delay", "timeout"}
+var worldFlags = []string{
+	"fault", "host-rate", "host-tokens", "loss", "noisy-flow", "non-streamed", "pod-tokens", "retries", "speeds", "state-delay", "timeout", "wrong-estimates",
+}
 
 func (f *simFlags) validate(fs *pflag.FlagSet) error {
 	for _, policy := range f.policies {
@@ -191,6 +204,17 @@ func (f *simFlags) validate(fs *pflag.FlagSet) error {
 		return usageError(fmt.Sprintf("--requests %d, --max-prompt %d: give 0 or more", f.read.Limit, f.read.MaxPrompt))
 	}
 	return nil
+}
+
+// unique drops what was said before: a cell that is played twice would count as two draws.
+func unique[T comparable](list []T) []T {
+	var out []T
+	for _, v := range list {
+		if !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	return out
 }
 
 // cells lists the runs to make, the seeds of one cell beside each other.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -144,9 +145,21 @@ var (
 func changed(fs *pflag.FlagSet, names []string) string {
 	var out []string
 	for _, name := range names {
-		if flag := fs.Lookup(name); flag != nil && flag.Changed {
-			out = append(out, "--"+name+" "+strings.Trim(flag.Value.String(), "[]"))
+		flag := fs.Lookup(name)
+		if flag == nil || !flag.Changed {
+			continue
 		}
+		value := flag.Value.String()
+		if list, ok := flag.Value.(pflag.SliceValue); ok {
+			values := list.GetSlice()
+			for i, v := range values {
+				if x, err := strconv.ParseFloat(v, 64); err == nil {
+					values[i] = strconv.FormatFloat(x, 'g', -1, 64)
+				}
+			}
+			value = strings.Join(values, ",")
+		}
+		out = append(out, "--"+name+" "+value)
 	}
 	return strings.Join(out, " ")
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -130,10 +131,14 @@ func (r *simRunner) saturationOf(ctx context.Context, c *simCell) (float64, erro
 			}
 			cfg.Trace, cfg.Seed = t, r.seed
 			carried, err := sim.Saturation(ctx, cfg)
-			if err == nil {
-				r.progress.note("%s: %d requests; %d pods (%s) carry %.2f/s under round robin", input.name, len(t.Requests), cfg.Pods, cfg.Engine, carried)
+			if err != nil {
+				return 0, err
 			}
-			return carried, err
+			if !(carried > 0) || math.IsInf(carried, 1) {
+				return 0, fmt.Errorf("%s: none of its requests fits a pod: give more --pod-tokens than %d, or --max-prompt", input.name, cfg.PodTokens)
+			}
+			r.progress.note("%s: %d requests; %d pods (%s) carry %.2f/s under round robin", input.name, len(t.Requests), cfg.Pods, cfg.Engine, carried)
+			return carried, nil
 		})
 		r.saturation[key] = measure
 	}

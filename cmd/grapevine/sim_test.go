@@ -193,6 +193,37 @@ func TestSimPlaysFiles(t *testing.T) {
 	}
 }
 
+// The flags of the fleet and its clients reach it, and are told in the results.
+func TestSimWorld(t *testing.T) {
+	const ours = "--generate agents --sessions 16 --session-rate 1 --turns 6 --pods 3 --gateways 2 --load 3 --json - --policy grapevine,grapevine"
+	base, _, err := simulate(t, ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := readRuns([]byte(base))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []string{
+		"--fault pod-failure@1s+1m", "--loss 0.5", "--noisy-flow true", "--non-streamed 1", "--retries 2 --timeout 50ms", "--speeds 1,0.25", "--wrong-estimates 9",
+		"--host-rate 1000 --host-tokens 100000 --pod-tokens 32768", "--state-delay 5s",
+	} {
+		out, _, err := simulate(t, ours+" "+strings.ReplaceAll(flags, " true", ""))
+		if err != nil {
+			t.Errorf("%s: %v", flags, err)
+			continue
+		}
+		runs, err := readRuns([]byte(out))
+		if err != nil || len(runs) != 1 || runs[0].Options != flags || runs[0].key() == plain[0].key() {
+			t.Errorf("%s: error %v, %+v", flags, err, runs)
+			continue
+		}
+		if runs[0].TTFT == plain[0].TTFT && runs[0].Seconds == plain[0].Seconds {
+			t.Errorf("%s: changes nothing", flags)
+		}
+	}
+}
+
 // The made-up workloads have the shapes of `grapevine demo`'s.
 func TestWorkloadsAreTheDemos(t *testing.T) {
 	v := load.DefaultVocabulary()
@@ -338,10 +369,13 @@ func TestSimFaults(t *testing.T) {
 		{"--generate W1 --seeds 0", 2, "--seeds 0"},
 		{"--generate W1 --parallel 0", 2, "--parallel 0"},
 		{"--generate W1 --pods 65", 2, "pods 65"},
+		{"--generate W1 --loss 2", 2, "loss 2"},
+		{"--generate W1 --fault nope", 2, "digest-stale"},
 		{"--generate W1 --engine nope", 2, "nope"},
 		{"--generate W1 --arrivals nope", 2, "nope"},
 		{"--generate W1,W1", 2, "NAME=FILE"},
 		{"--generate W1 --policy shared-cache", 2, "single"},
+		{"--generate W3 --pod-tokens 2048", 1, "--pod-tokens"},
 		{"--trace nowhere", 1, "nowhere"},
 		{"--trace sim_test.go", 1, "line 1"},
 		{"--trace x --format nope", 2, "azure"},
