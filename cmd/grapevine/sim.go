@@ -19,11 +19,14 @@ import (
 	"github.com/grapevine-llm/grapevine/test/trace"
 )
 
-// ourPolicy is the product's own. Those whose names begin with it are the product with something made perfect: bounds, no peers.
-const ourPolicy = "grapevine"
+const (
+	// ourPolicy is the product's own. Those whose names begin with it are the product with something made perfect: bounds, no peers.
+	ourPolicy   = "grapevine"
+	sharedCache = "shared-cache" // a bound too
+)
 
 func isPeer(policy string) bool {
-	return policy != "shared-cache" && !strings.HasPrefix(policy, ourPolicy)
+	return policy != sharedCache && !strings.HasPrefix(policy, ourPolicy)
 }
 
 // simFlags are those that are not a sim.Config's own.
@@ -217,15 +220,32 @@ func unique[T comparable](list []T) []T {
 	return out
 }
 
-// cells lists the runs to make, the seeds of one cell beside each other.
+// fleets lists the configurations to play but for policy, trace and load.
+func (f *simFlags) fleets(cfg sim.Config) []sim.Config {
+	pods := f.pods
+	if f.slo > 0 {
+		pods = []int{simMostPods} // need tries others
+	}
+	var out []sim.Config
+	for _, engine := range f.engines {
+		for _, arrivals := range f.arrival {
+			for _, n := range pods {
+				cfg.Engine, cfg.Arrivals, cfg.Pods = sim.Engine(engine), sim.Arrivals(arrivals), n
+				out = append(out, cfg)
+			}
+		}
+	}
+	return out
+}
+
+// cells lists the runs to make, the seeds of one cell beside each other. note hears of what has no meaning and is left out.
 func (f *simFlags) cells(cfg sim.Config, inputs []*simInput, note func(string, ...any)) ([]simCell, error) {
-	loads := f.loads
+	loads, seeds := f.loads, f.seeds
 	if f.rate > 0 || f.slo > 0 {
 		loads = []float64{0}
 	}
-	pods, seeds := f.pods, f.seeds
 	if f.slo > 0 {
-		pods, seeds = []int{simMostPods}, 1 // need tries others, and draws seeds itself
+		seeds = 1 // need goes through them itself
 	}
 	var cells []simCell
 	for _, input := range inputs {
@@ -234,31 +254,26 @@ func (f *simFlags) cells(cfg sim.Config, inputs []*simInput, note func(string, .
 			return nil, err
 		}
 		chained := slices.ContainsFunc(t.Requests, func(r trace.Request) bool { return r.Previous >= 0 })
-		for _, engine := range f.engines {
-			for _, arrivals := range f.arrival {
-				if sim.Arrivals(arrivals) == sim.Causal && !chained && len(f.arrival) > 1 {
-					note("%s: no call follows another, so causal arrivals would be open ones: left out", input.name)
-					continue
-				}
-				for _, n := range pods {
-					for _, load := range loads {
-						for _, policy := range f.policies {
-							c := simCell{input: input, cfg: cfg, load: load, rate: f.rate}
-							c.cfg.Pods, c.cfg.Engine, c.cfg.Arrivals, c.cfg.Policy = n, sim.Engine(engine), sim.Arrivals(arrivals), policy
-							if policy == "shared-cache" && c.cfg.Engine == sim.Chunked && len(f.engines) > 1 {
-								note("shared-cache is a bound for the single engine only: left out with the other")
-								continue
-							}
-							c.cfg.Trace = t
-							if err := c.cfg.Validate(); err != nil {
-								return nil, usageError(err.Error())
-							}
-							c.cfg.Trace = nil
-							for i := range seeds {
-								c.cfg.Seed = cfg.Seed + uint64(i)
-								cells = append(cells, c)
-							}
-						}
+		for _, fleet := range f.fleets(cfg) {
+			if fleet.Arrivals == sim.Causal && !chained && len(f.arrival) > 1 {
+				note("%s: no call follows another, so causal arrivals would be open ones: left out", input.name)
+				continue
+			}
+			for _, load := range loads {
+				for _, policy := range f.policies {
+					if policy == sharedCache && fleet.Engine == sim.Chunked && len(f.engines) > 1 {
+						note("%s is a bound for the single engine only: left out with the other", policy)
+						continue
+					}
+					c := simCell{input: input, cfg: fleet, load: load, rate: f.rate}
+					c.cfg.Policy, c.cfg.Trace = policy, t
+					if err := c.cfg.Validate(); err != nil {
+						return nil, usageError(err.Error())
+					}
+					c.cfg.Trace = nil
+					for i := range seeds {
+						c.cfg.Seed = cfg.Seed + uint64(i)
+						cells = append(cells, c)
 					}
 				}
 			}

@@ -166,7 +166,7 @@ func (r *simRunner) all(ctx context.Context, cells []simCell, parallel int) ([]s
 		})
 	}
 	err := g.Wait()
-	var runs []simRun
+	runs := []simRun{}
 	for _, run := range made {
 		if run != nil {
 			runs = append(runs, *run)

@@ -116,7 +116,7 @@ func (r *simRunner) needs(ctx context.Context, cells []simCell, seeds int, slo f
 		})
 	}
 	err := g.Wait()
-	var out []simNeed
+	out := []simNeed{}
 	for _, n := range found {
 		if n != nil {
 			out = append(out, *n)
