@@ -87,35 +87,43 @@ func TestTraceFiles(t *testing.T) {
 
 // TestTraceEnds: however a recording ends, what came is whole in the file, and what the tool says fits.
 func TestTraceEnds(t *testing.T) {
-	interrupted, interrupt := context.WithCancel(context.Background())
-	t.Cleanup(interrupt)
-	time.AfterFunc(time.Second, interrupt)
 	tests := []struct {
 		name  string
-		ctx   context.Context
 		url   string
 		args  []string
 		lines int    // in the file; 0: there is no file
 		err   string // "": none
 		log   []string
 	}{
-		{"interrupted", interrupted, fakeGateway(t, true, traceLine(0), statusText(0, 0, 4)), nil, 1, "", []string{"recorded 1 request", "4 requests were in progress", "grapevine sim --trace"}},
-		{"time over", context.Background(), fakeGateway(t, true, traceLine(0), unknownLine, statusText(7, 5, 0)), []string{"--for", "1s"}, 2, "",
+		{"interrupted", fakeGateway(t, true, statusText(0, 0, 4), traceLine(0)), nil, 1, "", []string{"recorded 1 request", "4 requests were in progress", "grapevine sim --trace"}},
+		{"time over", fakeGateway(t, true, traceLine(0), unknownLine, statusText(7, 5, 0)), []string{"--for", "1s"}, 2, "",
 			[]string{"1 prompts are not known", "1 answers did not say", "5 requests were refused", "7 requests were lost"}},
-		{"gateway goes down amid a line", context.Background(), fakeGateway(t, false, traceLine(0), traceLine(1)[:30]), nil, 1, "the gateway ended the recording", []string{"recorded 1 request"}},
-		{"no prompt known", context.Background(), fakeGateway(t, true, strings.Repeat(unknownLine, 20), statusText(0, 0, 0)), []string{"--for", "1s"}, 20, "none of the 20 prompts",
+		{"gateway goes down amid a line", fakeGateway(t, false, traceLine(0), traceLine(1)[:30]), nil, 1, "the gateway ended the recording", []string{"recorded 1 request"}},
+		{"no prompt known", fakeGateway(t, true, strings.Repeat(unknownLine, 20), statusText(0, 0, 0)), []string{"--for", "1s"}, 20, "none of the 20 prompts",
 			[]string{"warning", "--model NAME=FOLDER"}},
-		{"no traffic", context.Background(), fakeGateway(t, true, statusText(0, 0, 0)), []string{"--for", "1s"}, 0, "is this the gateway that gets the traffic", nil},
-		{"nothing served", context.Background(), fakeGateway(t, true, statusText(0, 3, 0)), []string{"--for", "1s"}, 0, "none was served", nil},
-		{"another server", context.Background(), fakeGateway(t, false, "<html>\n"), nil, 0, "no line of a trace", nil},
-		{"address for clients", context.Background(), fakeGateway(t, false) + "/v1", nil, 0, "--admin-listen", nil},
-		{"nobody there", context.Background(), "http://127.0.0.1:1", nil, 0, "is it running", nil},
+		{"no traffic", fakeGateway(t, true, statusText(0, 0, 0)), []string{"--for", "1s"}, 0, "is this the gateway that gets the traffic", nil},
+		{"nothing served", fakeGateway(t, true, statusText(0, 3, 0)), []string{"--for", "1s"}, 0, "none was served", nil},
+		{"another server", fakeGateway(t, false, "<html>\n"), nil, 0, "no line of a trace", nil},
+		{"address for clients", fakeGateway(t, false) + "/v1", nil, 0, "--admin-listen", nil},
+		{"nobody there", "http://127.0.0.1:1", nil, 0, "is it running", nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "trace.jsonl")
-			_, log, err := runTool(tt.ctx, append([]string{"trace", "--gateway", tt.url, "-o", path}, tt.args...)...)
+			ctx, interrupt := context.WithCancel(context.Background())
+			defer interrupt()
+			if tt.name == "interrupted" {
+				go func() {
+					for ctx.Err() == nil {
+						if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+							interrupt()
+						}
+						time.Sleep(time.Millisecond)
+					}
+				}()
+			}
+			_, log, err := runTool(ctx, append([]string{"trace", "--gateway", tt.url, "-o", path}, tt.args...)...)
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 				t.Errorf("error %v, want %q", err, tt.err)
 			}
