@@ -358,24 +358,26 @@ func TestTooManyRecordings(t *testing.T) {
 
 func TestLanesOfASession(t *testing.T) {
 	s := newRecordedSessions()
+	seconds := func(v float64) time.Duration { return time.Duration(v * float64(time.Second)) }
 	for i, tt := range []struct {
-		arrived, ended time.Duration
+		arrived, ended float64 // s
 		name           string
-		think          time.Duration
+		think          float64
 	}{
 		{10, 20, "a", 0},
 		{25, 30, "a", 5},
 		{26, 31, "a.1", 0}, // beside the one before
 		{40, 50, "a.1", 9}, // after the lane that ended last
 		{41, 60, "a", 11},
+		{49.99, 70, "a.1", 0}, // its client had the answer already
 	} {
-		name, think := s.place("a", tt.arrived, tt.ended)
-		if name != tt.name || think != tt.think {
-			t.Errorf("call %d: %s after %d, want %s after %d", i, name, think, tt.name, tt.think)
+		name, think := s.place("a", seconds(tt.arrived), seconds(tt.ended))
+		if name != tt.name || think != seconds(tt.think) {
+			t.Errorf("call %d: %s after %v, want %s after %v", i, name, think, tt.name, seconds(tt.think))
 		}
 	}
 	for i := range maxLanes + 10 {
-		if name, _ := s.place("b", 0, 100); (name == "") != (i >= maxLanes) {
+		if name, _ := s.place("b", 0, time.Second); (name == "") != (i >= maxLanes) {
 			t.Fatalf("call %d of many at once has session %q", i, name)
 		}
 	}

@@ -190,6 +190,9 @@ func (k *recordingKey) name(session string) string {
 const (
 	maxRecordedSessions = 1 << 14 // the last ones
 	maxLanes            = 256     // of a session
+	// handOver is how late a gateway may be to know that an answer has ended: its client has the last event before, and may
+	// have sent the next call.
+	handOver = 50 * time.Millisecond
 )
 
 // recordedSessions knows when the calls of each session ended. A call that came while others of its session ran did not wait
@@ -212,13 +215,13 @@ func (s *recordedSessions) place(session string, arrived, ended time.Duration) (
 	ends, _ := s.lru.Get(session)
 	lane := -1 // the one that ended last of those that ended before
 	for i, end := range ends {
-		if end <= arrived && (lane < 0 || end > ends[lane]) {
+		if end <= arrived+handOver && (lane < 0 || end > ends[lane]) {
 			lane = i
 		}
 	}
 	switch {
 	case lane >= 0:
-		think = arrived - ends[lane]
+		think = max(0, arrived-ends[lane])
 		ends[lane] = ended
 	case len(ends) < maxLanes:
 		lane = len(ends)
