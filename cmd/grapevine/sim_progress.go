@@ -53,7 +53,7 @@ func (p *progress) ran(run *simRun, took time.Duration) {
 	if p.quiet {
 		return
 	}
-	line := fmt.Sprintf("%s %s, %d pods, %s, %s, seed %d: %s (%.1f s)", run.Trace, loadOf(run), run.Pods, run.Engine, run.Arrivals, run.Seed, run.Policy, took.Seconds())
+	line := fmt.Sprintf("%s %s, %s, %s, %s, seed %d: %s (%.1f s)", run.Trace, loadOf(run), count(run.Pods, "pod"), run.Engine, run.Arrivals, run.Seed, run.Policy, took.Seconds())
 	if p.terminal {
 		fmt.Fprintf(p.out, "\r\x1b[K%s%.60s", p.state(time.Since(p.begun)), line)
 		return

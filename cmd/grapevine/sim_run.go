@@ -99,6 +99,7 @@ func (r *simRunner) run(ctx context.Context, c simCell) (simRun, error) {
 	if run.Result, err = sim.Run(ctx, c.cfg); err != nil {
 		return simRun{}, err
 	}
+	run.Gateways = c.cfg.Gateways // a bound may have played fewer, and is looked at beside those that have them
 	run.Rate = ownRate(t) * c.cfg.Rate
 	r.progress.ran(&run, time.Since(begun))
 	r.mu.Lock()
@@ -137,7 +138,7 @@ func (r *simRunner) saturationOf(ctx context.Context, c *simCell) (float64, erro
 			if !(carried > 0) || math.IsInf(carried, 1) {
 				return 0, fmt.Errorf("%s: none of its requests fits a pod: give more --pod-tokens than %d, or --max-prompt", input.name, cfg.PodTokens)
 			}
-			r.progress.note("%s: %d requests; %d pods (%s) carry %.2f/s under round robin", input.name, len(t.Requests), cfg.Pods, cfg.Engine, carried)
+			r.progress.note("%s: %d requests; round robin carries %.2f/s on %s (%s)", input.name, len(t.Requests), carried, count(cfg.Pods, "pod"), cfg.Engine)
 			return carried, nil
 		})
 		r.saturation[key] = measure

@@ -68,7 +68,7 @@ func TestSimGivesAnObjectARun(t *testing.T) {
 			t.Errorf("no field %s", name)
 		}
 	}
-	if !strings.Contains(said, "multi-turn: 18 requests; 2 pods (chunked) carry") || strings.Count(said, "\n") != 10 || !strings.Contains(said, "9/9: ") {
+	if !strings.Contains(said, "multi-turn: 18 requests; round robin carries ") || strings.Count(said, "\n") != 10 || !strings.Contains(said, "9/9: ") {
 		t.Errorf("said:\n%s", said)
 	}
 }
@@ -108,7 +108,7 @@ func TestSimMatrix(t *testing.T) {
 // What was stopped goes on where it was, though its last line was cut off.
 func TestSimGoesOn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
-	args := small + "--quiet --parallel 1 --results " + file
+	args := small + "--policy grapevine-exact --gateways 2 --quiet --parallel 1 --results " + file
 	first, _, err := simulate(t, args)
 	if err != nil {
 		t.Fatal(err)
@@ -117,8 +117,8 @@ func TestSimGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := bytes.Count(whole, []byte("\n")); n != 3 {
-		t.Fatalf("%d lines, want three", n)
+	if n := bytes.Count(whole, []byte("\n")); n != 4 {
+		t.Fatalf("%d lines, want four", n)
 	}
 	if err := os.WriteFile(file, whole[:len(whole)-40], 0o600); err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestSimGoesOn(t *testing.T) {
 	if _, said, err := simulate(t, small+"--load 0.3 --results "+file); err != nil || strings.Count(said, "\n") != 4 {
 		t.Errorf("error %v, said:\n%s", err, said)
 	}
-	if got, _ := os.ReadFile(file); bytes.Count(got, []byte("\n")) != 6 {
+	if got, _ := os.ReadFile(file); bytes.Count(got, []byte("\n")) != 7 {
 		t.Errorf("want three lines more, got\n%s", got)
 	}
 	table, _, err := simulate(t, "--table "+file)
