@@ -45,11 +45,13 @@ type call struct {
 	events    int  // of the stream that went to the client
 
 	outcome picker.Outcome // of the last try
+	traces  []*recording   // that it belongs to
 }
 
 // serve picks an endpoint for a request and forwards it.
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	c := &call{w: w, r: r, arrived: time.Now(), id: requestID(r)}
+	c.traces = p.traces.begin(c.arrived)
 	w.Header().Set("X-Request-Id", c.id)
 	select {
 	case p.slots <- struct{}{}:

@@ -13,7 +13,8 @@ import (
 // A recording is one client of GET /trace on the admin listener: as long as its connection is open, it gets a line for each
 // request that came since and has ended, in the form that `grapevine sim --format grapevine` reads, and several times a second
 // a line {"recording": RecordingStatus}. See recordedLine for what a line holds. A reader that is too slow loses lines, which
-// are counted; requests never wait.
+// are counted; requests never wait. With ?for=10m it holds the requests that come in that time, and the answer ends when the
+// last of them has ended.
 
 const (
 	maxRecordings    = 8
@@ -27,7 +28,7 @@ type RecordingStatus struct {
 	Requests    int     `json:"requests"`     // that ended, lost ones included
 	Lost        int     `json:"lost"`         // of these, no line for want of a quick reader
 	Unserved    int     `json:"unserved"`     // besides these: refused, failed, or left before an answer
-	InProgress  int     `json:"in_progress"`  // now, those from before it began included
+	InProgress  int     `json:"in_progress"`  // besides these: have not ended
 	BlockTokens int     `json:"block_tokens"` // of a block in its lines
 }
 
@@ -38,7 +39,7 @@ type recordings struct {
 	list     atomic.Pointer[[]*recording]
 }
 
-// running is what a request's end looks at: nil nearly always.
+// running is nil nearly always.
 func (r *recordings) running() []*recording {
 	if list := r.list.Load(); list != nil {
 		return *list
@@ -46,8 +47,17 @@ func (r *recordings) running() []*recording {
 	return nil
 }
 
+// begin returns the recordings that a request belongs to that comes now. It costs one atomic load while there are none.
+func (r *recordings) begin(now time.Time) []*recording {
+	list := r.running()
+	for _, rec := range list {
+		rec.begin(now)
+	}
+	return list
+}
+
 // start adds a recording; nil: there are too many.
-func (r *recordings) start(now time.Time, sizes []int) *recording {
+func (r *recordings) start(now time.Time, duration time.Duration, sizes []int) *recording {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.running()
@@ -55,6 +65,7 @@ func (r *recordings) start(now time.Time, sizes []int) *recording {
 		return nil
 	}
 	rec := newRecording(now, sizes, r.maxBytes)
+	rec.duration = duration
 	list = append(slices.Clip(list), rec)
 	r.list.Store(&list)
 	return rec
@@ -71,9 +82,17 @@ func (r *recordings) stop(rec *recording) {
 	r.list.Store(&list)
 }
 
-// trace serves GET /trace: one recording, until the client leaves.
+// trace serves GET /trace: one recording, until the client leaves or all is in it that should be.
 func (p *Proxy) trace(w http.ResponseWriter, r *http.Request) {
-	rec := p.traces.start(time.Now(), p.picker.BlockSizes())
+	var duration time.Duration
+	if s := r.URL.Query().Get("for"); s != "" {
+		var err error
+		if duration, err = time.ParseDuration(s); err != nil || duration <= 0 {
+			writeError(w, http.StatusBadRequest, "invalid_request_error", fmt.Sprintf("for=%q: give a duration such as 10m", s))
+			return
+		}
+	}
+	rec := p.traces.start(time.Now(), duration, p.picker.BlockSizes())
 	if rec == nil {
 		writeError(w, http.StatusTooManyRequests, "overloaded_error", fmt.Sprintf("%d recordings run already, as many as may: end one of them", maxRecordings))
 		return
@@ -89,8 +108,8 @@ func (p *Proxy) trace(w http.ResponseWriter, r *http.Request) {
 	var lines []byte
 	for {
 		var status RecordingStatus
-		lines, status = rec.take(lines[:0], time.Now())
-		status.InProgress = len(p.slots)
+		var complete bool
+		lines, status, complete = rec.take(lines[:0], time.Now())
 		text, err := json.Marshal(map[string]RecordingStatus{"recording": status})
 		if err != nil {
 			return
@@ -100,7 +119,7 @@ func (p *Proxy) trace(w http.ResponseWriter, r *http.Request) {
 		if _, err := w.Write(lines); err != nil {
 			return
 		}
-		if err := out.Flush(); err != nil {
+		if err := out.Flush(); err != nil || complete {
 			return
 		}
 		select {
@@ -111,12 +130,9 @@ func (p *Proxy) trace(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// record hands an ended request to the recordings. It costs one atomic load while there are none.
+// record hands an ended request to its recordings.
 func (p *Proxy) record(c *call) {
-	for _, rec := range p.traces.running() {
-		if c.req != nil && !generates(c.req.Kind) || c.arrived.Before(rec.start) {
-			continue
-		}
+	for _, rec := range c.traces {
 		if !rec.add(c, time.Now(), p.picker.Hasher()) {
 			p.metrics.lostLines.Inc()
 		}

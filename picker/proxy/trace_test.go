@@ -332,13 +332,44 @@ func TestSlowReader(t *testing.T) {
 			kept++
 		}
 	}
-	lines, s := rec.take(nil, time.Now())
+	lines, s, _ := rec.take(nil, time.Now())
 	if kept < 1 || s.Lost != 10-kept || s.Requests != 10 || bytes.Count(lines, []byte("\n")) != kept || len(lines) > 400 {
 		t.Errorf("%d kept, status %+v, %d bytes", kept, s, len(lines))
 	}
 	if !rec.add(ended(picker.Request{PromptTokens: 100}, picker.Outcome{PromptTokens: 100}), time.Now(), blockhash.NewHasher(1)) {
 		t.Error("a line is lost though all others have been taken")
 	}
+}
+
+// TestRecordingOfAWhile: requests that come in its time are in it, however late they end, and no others.
+func TestRecordingOfAWhile(t *testing.T) {
+	start := time.Now()
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
+	h := blockhash.NewHasher(1)
+	list := recordings{maxBytes: maxRecordedBytes}
+	rec := list.start(start, time.Minute, nil)
+	call := func(came float64, kind openai.Kind) *call {
+		c := ended(picker.Request{PromptTokens: 100}, picker.Outcome{PromptTokens: 100})
+		c.arrived, c.req.Kind = at(came), kind
+		c.traces = list.begin(c.arrived)
+		return c
+	}
+	early, other, last, late := call(1, openai.Chat), call(2, openai.Embedding), call(59, openai.Chat), call(61, openai.Chat)
+	check := func(now float64, requests, inProgress int, complete bool) {
+		t.Helper()
+		if _, s, c := rec.take(nil, at(now)); s.Requests != requests || s.InProgress != inProgress || c != complete {
+			t.Errorf("after %g s: %+v, complete %v; want %d requests, %d in progress, %v", now, s, c, requests, inProgress, complete)
+		}
+	}
+	check(10, 0, 3, false)
+	rec.add(early, at(11), h)
+	rec.add(other, at(12), h)
+	check(13, 1, 1, false)
+	check(62, 1, 1, false)
+	rec.add(late, at(70), h)
+	check(71, 1, 1, false)
+	rec.add(last, at(80), h)
+	check(81, 2, 0, true)
 }
 
 func TestTooManyRecordings(t *testing.T) {
@@ -399,6 +430,6 @@ func BenchmarkRecord(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		rec.add(c, time.Now(), h)
-		lines, _ = rec.take(lines[:0], time.Now())
+		lines, _, _ = rec.take(lines[:0], time.Now())
 	}
 }

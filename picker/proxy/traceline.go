@@ -42,6 +42,7 @@ const defaultBlockTokens = 16
 // recording is the state of one. Safe for concurrent use.
 type recording struct {
 	start       time.Time
+	duration    time.Duration // requests that come later are not in it; 0: all are
 	blockTokens int
 	maxBytes    int
 	key         recordingKey
@@ -71,15 +72,34 @@ func generates(k openai.Kind) bool {
 	return k == openai.Chat || k == openai.Completion || k == openai.Responses || k == openai.Messages
 }
 
+// covers reports whether a request that came at a time belongs to the recording.
+func (r *recording) covers(at time.Time) bool { return r.duration == 0 || at.Sub(r.start) < r.duration }
+
+// begin takes note of a request that comes now; add must follow.
+func (r *recording) begin(now time.Time) {
+	if !r.covers(now) {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status.InProgress++
+}
+
 // add takes in a request that ended now. False: its line is lost.
 func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
-	if c.status/100 != 2 {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.status.Unserved++
+	if !r.covers(c.arrived) {
 		return true
 	}
-	line := recordedLine{Timestamp: msOf(c.arrived.Sub(r.start)), BlockTokens: r.blockTokens}
+	if other := c.req != nil && !generates(c.req.Kind); other || c.status/100 != 2 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.status.InProgress--
+		if !other {
+			r.status.Unserved++
+		}
+		return true
+	}
+	line := recordedLine{Timestamp: msOf(max(0, c.arrived.Sub(r.start))), BlockTokens: r.blockTokens}
 	o := &c.outcome
 	if line.InputLength = o.PromptTokens; line.InputLength == 0 {
 		line.InputLength = max(1, c.pick.PromptTokens, len(c.pick.TokenIDs))
@@ -91,6 +111,7 @@ func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.status.InProgress--
 	r.status.Requests++
 	switch {
 	case o.PromptTokens > 0: // then there was a usage
@@ -119,15 +140,14 @@ func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
 	return true
 }
 
-// take moves the lines that wait to dst, which becomes the recording's after the next call.
-func (r *recording) take(dst []byte, now time.Time) ([]byte, RecordingStatus) {
+// take returns the lines that wait, and goes on with dst's memory. Complete: there will be no more.
+func (r *recording) take(dst []byte, now time.Time) (lines []byte, s RecordingStatus, complete bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	lines := r.waiting
-	r.waiting = dst
-	s := r.status
+	lines, r.waiting = r.waiting, dst
+	s = r.status
 	s.Seconds = math.Round(now.Sub(r.start).Seconds()*1e3) / 1e3
-	return lines, s
+	return lines, s, s.InProgress == 0 && !r.covers(now.Add(-recordedEvery))
 }
 
 // hashIDs are the keyed hashes of the prompt's full blocks; none if the prompt is not known.
