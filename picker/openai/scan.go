@@ -167,7 +167,7 @@ func (s *scanner) expected(what string) error {
 func (s *scanner) str() error {
 	s.i++ // opening quote
 	for {
-		s.i += plain(s.b[s.i:])
+		s.i = stop(s.b, s.i)
 		if s.i >= len(s.b) {
 			return errEnd
 		}
@@ -185,19 +185,25 @@ func (s *scanner) str() error {
 	}
 }
 
-// plain is how many bytes of b come before a quote, a backslash or a control
-// character. It looks at eight bytes at once: (x-ones)&^x has the top bit of
-// the lowest zero byte of x set, and no lower one.
-func plain(b []byte) int {
+// stop is where a string that goes on at b[i] stops, or is more than text: at a quote that ends
+// it, a control character or an escape other than the common ones; len(b) if it does neither. It
+// looks at eight bytes at once: (x-ones)&^x has the top bit of the lowest zero byte of x set, and
+// no lower one.
+func stop(b []byte, i int) int {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
-	i := 0
-	for ; i+8 <= len(b); i += 8 {
+	for i+8 <= len(b) {
 		x := binary.LittleEndian.Uint64(b[i:])
 		quote, slash := x^ones*'"', x^ones*'\\'
-		stop := (quote-ones)&^quote | (slash-ones)&^slash | (x-ones*' ')&^x
-		if stop &= tops; stop != 0 {
-			return i + bits.TrailingZeros64(stop)/8
+		found := ((quote-ones)&^quote | (slash-ones)&^slash | (x-ones*' ')&^x) & tops
+		if found == 0 {
+			i += 8
+			continue
 		}
+		i += bits.TrailingZeros64(found) / 8
+		if b[i] != '\\' || i+1 >= len(b) || !simpleEscape(b[i+1]) {
+			return i
+		}
+		i += 2
 	}
 	for i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= ' ' {
 		i++
@@ -205,15 +211,24 @@ func plain(b []byte) int {
 	return i
 }
 
+// simpleEscape reports whether c and a backslash before it are an escape.
+func simpleEscape(c byte) bool {
+	switch c {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		return true
+	}
+	return false
+}
+
 func (s *scanner) escape() error {
 	if s.i+1 >= len(s.b) {
 		return errEnd
 	}
-	switch s.b[s.i+1] {
-	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+	switch c := s.b[s.i+1]; {
+	case simpleEscape(c):
 		s.i += 2
 		return nil
-	case 'u':
+	case c == 'u':
 		if s.i+6 > len(s.b) {
 			return errEnd
 		}
