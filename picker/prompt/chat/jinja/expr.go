@@ -144,15 +144,23 @@ func (x *sumExpr) eval(e *env) any {
 	if !ok {
 		return x.fold(e, first, 1)
 	}
-	b := []byte(s)
+	start := len(e.out) // behind which the text is put together
+	e.out = append(e.out, s...)
 	for i, p := range x.parts[1:] {
 		v := p.eval(e)
 		if m, ok := v.(markup); ok {
-			return x.fold(e, add(string(b), m), i+2)
+			return x.fold(e, add(e.cut(start), m), i+2)
 		}
-		b = append(b, text(v)...)
+		e.out = append(e.out, text(v)...)
 	}
-	return e.made(string(b))
+	return e.made(e.cut(start))
+}
+
+// cut takes back what was printed from start on.
+func (e *env) cut(start int) string {
+	s := string(e.out[start:])
+	e.out = e.out[:start]
+	return s
 }
 
 // print is eval for {{ }}: text goes to the output part by part. A macro among
@@ -170,8 +178,7 @@ func (x *sumExpr) print(e *env) {
 	for i, p := range x.parts[1:] {
 		v := p.eval(e)
 		if m, ok := v.(markup); ok {
-			sum := add(string(e.out[start:]), m)
-			e.out = e.out[:start]
+			sum := add(e.cut(start), m)
 			e.out = appendStr(e.out, x.fold(e, sum, i+2))
 			return
 		}
