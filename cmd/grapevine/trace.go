@@ -43,8 +43,9 @@ There is no text in it, no token id, no model, user or key: blocks and sessions 
 key that is this recording's alone and is never written anywhere. Equal numbers say that two prompts begin alike; nobody can
 test whether a certain prompt is in a recording, or compare two recordings. Lengths and times are as they were.
 
-Requests that were refused or that failed are counted, not recorded, and so are those that have not ended when the recording
-ends. Of several gateways record each on its own: their numbers don't fit together.`,
+With --for, requests that come in that time are recorded, however late they end (up to five minutes); interrupt it and what is in
+progress is missing. Requests that were refused or that failed are counted, not recorded. Of several gateways record each on
+its own: their numbers don't fit together.`,
 		Example: `  grapevine trace --for 10m -o today.jsonl.zst
   grapevine trace --gateway http://10.0.0.7:9090 --requests 5000 -o today.jsonl.gz --json
   grapevine sim --trace today.jsonl.zst --format grapevine --block-tokens 16 --pods 8`,
@@ -53,8 +54,8 @@ ends. Of several gateways record each on its own: their numbers don't fit togeth
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.gateway, "gateway", defaultAdmin, "base URL of the gateway's admin listener")
-	f.DurationVar(&o.duration, "for", 0, "how long to record; 0: until interrupted")
-	f.IntVar(&o.requests, "requests", 0, "stop after so many requests; 0: no limit")
+	f.DurationVar(&o.duration, "for", 0, "record the requests that come in this time; 0: until interrupted")
+	f.IntVar(&o.requests, "requests", 0, "stop when so many requests have ended; 0: no limit")
 	f.StringVarP(&o.out, "output", "o", "-", "file to write, compressed if it ends in .gz or .zst; - for standard output")
 	f.BoolVar(&o.asJSON, "json", false, "print the summary as JSON on standard output")
 	return cmd
@@ -94,7 +95,7 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 	}
 	defer body.Close()
 	if o.duration > 0 {
-		defer time.AfterFunc(o.duration, func() { cancel(nil) }).Stop()
+		defer time.AfterFunc(o.duration+lastAnswers, func() { cancel(nil) }).Stop()
 	}
 	t := &traceTaker{o: o, file: &traceFile{path: o.out, stdout: cmd.OutOrStdout()}, progress: newStatusLine(cmd.ErrOrStderr())}
 	t.sum.File = o.out
@@ -118,6 +119,9 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 	return t.sum.judge()
 }
 
+// lastAnswers is how long requests that came in the time of --for may take to end beyond it.
+const lastAnswers = 5 * time.Minute
+
 // gatewaySilence is how long a gateway that says something four times a second may say nothing.
 const gatewaySilence = 15 * time.Second
 
@@ -131,7 +135,11 @@ func (o *traceOptions) connect(ctx context.Context) (io.ReadCloser, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.ResponseHeaderTimeout = gatewaySilence
 	transport.DisableKeepAlives = true
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(o.gateway, "/")+"/trace", nil)
+	path := "/trace"
+	if o.duration > 0 {
+		path += "?for=" + o.duration.String()
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(o.gateway, "/")+path, nil)
 	if err != nil {
 		return nil, usageError(fmt.Sprintf("--gateway %q: %v: give the admin listener's URL, e.g. %s", o.gateway, err, defaultAdmin))
 	}
@@ -171,6 +179,9 @@ func (t *traceTaker) take(r io.Reader, heard func()) error {
 	for {
 		line, err := in.ReadBytes('\n')
 		if err != nil {
+			if err == io.EOF && len(line) == 0 && t.o.duration > 0 { // all that came in time is there
+				return nil
+			}
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 				err = errors.New("the gateway ended the recording: it went down, or this tool was too slow")
 			}

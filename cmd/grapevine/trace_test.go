@@ -27,7 +27,7 @@ func statusText(lost, unserved, inProgress int) string {
 	return fmt.Sprintf(`{"recording":{"seconds":2,"requests":9,"lost":%d,"unserved":%d,"in_progress":%d,"block_tokens":16}}`+"\n", lost, unserved, inProgress)
 }
 
-// fakeGateway sends lines to whoever records. With stay it then waits until the tool leaves.
+// fakeGateway sends lines to whoever records. With stay it then waits until the tool leaves, if that gave no time.
 func fakeGateway(t *testing.T, stay bool, lines ...string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -39,7 +39,7 @@ func fakeGateway(t *testing.T, stay bool, lines ...string) string {
 			_, _ = io.WriteString(w, line)
 		}
 		_ = http.NewResponseController(w).Flush()
-		if stay {
+		if stay && r.URL.Query().Get("for") == "" {
 			<-r.Context().Done()
 		}
 	}))
@@ -96,13 +96,13 @@ func TestTraceEnds(t *testing.T) {
 		log   []string
 	}{
 		{"interrupted", fakeGateway(t, true, statusText(0, 0, 4), traceLine(0)), nil, 1, "", []string{"recorded 1 request", "4 requests were in progress", "grapevine sim --trace"}},
-		{"time over", fakeGateway(t, true, traceLine(0), unknownLine, statusText(7, 5, 0)), []string{"--for", "1s"}, 2, "",
+		{"time over", fakeGateway(t, true, traceLine(0), unknownLine, statusText(7, 5, 0)), []string{"--for", "1m"}, 2, "",
 			[]string{"1 prompts are not known", "1 answers did not say", "5 requests were refused", "7 requests were lost"}},
 		{"gateway goes down amid a line", fakeGateway(t, false, traceLine(0), traceLine(1)[:30]), nil, 1, "the gateway ended the recording", []string{"recorded 1 request"}},
-		{"no prompt known", fakeGateway(t, true, strings.Repeat(unknownLine, 20), statusText(0, 0, 0)), []string{"--for", "1s"}, 20, "none of the 20 prompts",
+		{"no prompt known", fakeGateway(t, true, strings.Repeat(unknownLine, 20), statusText(0, 0, 0)), []string{"--for", "1m"}, 20, "none of the 20 prompts",
 			[]string{"warning", "--model NAME=FOLDER"}},
-		{"no traffic", fakeGateway(t, true, statusText(0, 0, 0)), []string{"--for", "1s"}, 0, "is this the gateway that gets the traffic", nil},
-		{"nothing served", fakeGateway(t, true, statusText(0, 3, 0)), []string{"--for", "1s"}, 0, "none was served", nil},
+		{"no traffic", fakeGateway(t, true, statusText(0, 0, 0)), []string{"--for", "1m"}, 0, "is this the gateway that gets the traffic", nil},
+		{"nothing served", fakeGateway(t, true, statusText(0, 3, 0)), []string{"--for", "1m"}, 0, "none was served", nil},
 		{"another server", fakeGateway(t, false, "<html>\n"), nil, 0, "no line of a trace", nil},
 		{"address for clients", fakeGateway(t, false) + "/v1", nil, 0, "--admin-listen", nil},
 		{"nobody there", "http://127.0.0.1:1", nil, 0, "is it running", nil},
