@@ -8,6 +8,7 @@ import (
 // env is the state of one rendering.
 type env struct {
 	out   []byte
+	texts []byte // memory of texts made on the way, which nobody sees after the end
 	frame *frame
 	now   time.Time
 	limit int // of len(out)
@@ -135,9 +136,7 @@ func (e *env) made(s string) string {
 func (e *env) capture(body []stmt) string {
 	start := len(e.out)
 	e.run(body)
-	s := string(e.out[start:])
-	e.out = e.out[:start]
-	return e.made(s)
+	return e.made(e.cut(start))
 }
 
 // Statements.
@@ -440,9 +439,7 @@ func (l *loop) again(e *env, v any) any {
 	defer func() { e.nest--; e.frame = caller }()
 	e.frame = l.home
 	l.stmt.run(e, l.stmt.list(e, constExpr{v}), l.depth+1)
-	s := string(e.out[start:])
-	e.out = e.out[:start]
-	return e.made(s)
+	return e.made(e.cut(start))
 }
 
 func (l *loop) attr(name string) any {

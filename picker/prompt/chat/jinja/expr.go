@@ -3,6 +3,7 @@ package jinja
 import (
 	"math"
 	"slices"
+	"unsafe"
 )
 
 // Expressions.
@@ -156,11 +157,16 @@ func (x *sumExpr) eval(e *env) any {
 	return e.made(e.cut(start))
 }
 
-// cut takes back what was printed from start on.
+// cut takes back what was printed from start on. The text lies in e.texts.
 func (e *env) cut(start int) string {
-	s := string(e.out[start:])
+	s := e.out[start:]
+	if len(s) > cap(e.texts)-len(e.texts) {
+		e.texts = make([]byte, 0, max(len(s), 2*cap(e.texts), minTexts)) // the texts before keep theirs
+	}
+	from := len(e.texts)
+	e.texts = append(e.texts, s...)
 	e.out = e.out[:start]
-	return s
+	return unsafe.String(unsafe.SliceData(e.texts[from:]), len(s))
 }
 
 // print is eval for {{ }}: text goes to the output part by part. A macro among

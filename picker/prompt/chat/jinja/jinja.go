@@ -20,6 +20,7 @@ package jinja
 
 import (
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -51,8 +52,17 @@ func (e *Error) Error() string {
 
 func fail(format string, args ...any) { panic(&Error{Msg: fmt.Sprintf(format, args...)}) }
 
-// Template is a parsed template. It is immutable and safe for concurrent use.
-type Template struct{ body []stmt }
+// Template is a parsed template. It is safe for concurrent use.
+type Template struct {
+	body  []stmt
+	texts sync.Pool // of *[]byte, for env.texts
+}
+
+// Bounds of the memory for texts that a rendering begins with, and leaves to the next one.
+const (
+	minTexts = 4 << 10
+	maxTexts = 4 << 20
+)
 
 // Var is one variable that a template sees.
 type Var struct {
@@ -79,9 +89,17 @@ func (t *Template) Render(now time.Time, vars []Var) (string, error) {
 // back as it was.
 func (t *Template) AppendRender(dst []byte, now time.Time, vars []Var) (out []byte, err error) {
 	e := &env{now: now, frame: newFrame(nil), out: dst, limit: len(dst) + maxOutput}
+	texts, _ := t.texts.Get().(*[]byte)
+	if texts == nil {
+		texts = new([]byte)
+	}
+	e.texts = *texts
 	defer func() {
 		if err = caught(recover(), err); err != nil {
 			out = dst
+		}
+		if *texts = e.texts[:0]; cap(*texts) <= maxTexts {
+			t.texts.Put(texts)
 		}
 	}()
 	e.frame.vars = append(e.frame.vars, vars...)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -167,4 +168,36 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("%q came back as %q", raw, d.out)
 		}
 	})
+}
+
+// Texts made on the way lie in memory that the next rendering uses again: what comes back must
+// not. Renderings at the same time have each their own.
+func TestTextsOutliveTheirRendering(t *testing.T) {
+	tmpl, err := Parse(`{% set s = a + '|' + a %}{% if s == bad %}{{ raise_exception(s + '!') }}{% endif %}{{ s + s }}{% set t %}{{ s }}{{ a }}{% endset %}{{ t }}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for _, n := range []int{1, 100, 10_000, 100_000} {
+		wg.Go(func() {
+			a := strings.Repeat(string(rune('a'+n%7)), n)
+			s := a + "|" + a
+			var outs []string
+			var errs []error
+			for range 20 {
+				out, err := tmpl.Render(time.Time{}, []Var{{Name: "a", Value: a}, {Name: "bad", Value: "-"}})
+				if err != nil {
+					t.Error(err)
+				}
+				_, refused := tmpl.Render(time.Time{}, []Var{{Name: "a", Value: a}, {Name: "bad", Value: s}})
+				outs, errs = append(outs, out), append(errs, refused)
+			}
+			for i := range outs {
+				if outs[i] != s+s+s+a || errs[i] == nil || errs[i].Error() != "template refuses: "+s+"!" {
+					t.Errorf("%d bytes, rendering %d: another text", n, i)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
