@@ -72,6 +72,7 @@ func (r *recordings) start(now time.Time, duration time.Duration, sizes []int) *
 }
 
 func (r *recordings) stop(rec *recording) {
+	rec.stopped.Store(true)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := slices.DeleteFunc(slices.Clone(r.running()), func(x *recording) bool { return x == rec })
@@ -133,7 +134,7 @@ func (p *Proxy) trace(w http.ResponseWriter, r *http.Request) {
 // record hands an ended request to its recordings.
 func (p *Proxy) record(c *call) {
 	for _, rec := range c.traces {
-		if !rec.add(c, time.Now(), p.picker.Hasher()) {
+		if !rec.stopped.Load() && !rec.add(c, time.Now(), p.picker.Hasher()) {
 			p.metrics.lostLines.Inc()
 		}
 	}

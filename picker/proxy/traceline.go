@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
@@ -46,6 +47,7 @@ type recording struct {
 	blockTokens int
 	maxBytes    int
 	key         recordingKey
+	stopped     atomic.Bool // nobody reads it any more
 
 	mu        sync.Mutex // guards what follows
 	sessions  *recordedSessions
