@@ -24,7 +24,7 @@ type Matrix struct {
 func NewMatrix(g Geometry, columns int) *Matrix {
 	mustBeValid(g)
 	wordsPerRow := max(1, (columns+63)/64)
-	return &Matrix{geometry: g, wordsPerRow: wordsPerRow, rows: make([]uint64, g.Bits()*wordsPerRow)}
+	return &Matrix{geometry: g, wordsPerRow: wordsPerRow, rows: huge(make([]uint64, g.Bits()*wordsPerRow))}
 }
 
 // Geometry returns the shape of the columns.
@@ -192,6 +192,18 @@ func (m *Matrix) test2(h, word uint64) uint64 {
 	bucket, _ := bits.Mul64(h, uint64(m.geometry.Buckets))
 	b := m.rows[bucket*bucketBits*w+word:]
 	return atomic.LoadUint64(&b[h%64*w]) & atomic.LoadUint64(&b[h>>6%64*w])
+}
+
+// TestEither returns which columns may hold h in the one word or in the other.
+func (m *Matrix) TestEither(h blockhash.Hash, one, other int) uint64 {
+	if m.geometry.K != 2 {
+		return m.Test(h, one) | m.Test(h, other)
+	}
+	x, w := uint64(h), uint64(m.wordsPerRow)
+	bucket, _ := bits.Mul64(x, uint64(m.geometry.Buckets))
+	b := m.rows[bucket*bucketBits*w:]
+	r0, r1 := b[x%64*w:], b[x>>6%64*w:]
+	return atomic.LoadUint64(&r0[one])&atomic.LoadUint64(&r1[one]) | atomic.LoadUint64(&r0[other])&atomic.LoadUint64(&r1[other])
 }
 
 // check panics if there is no such column: rows lie end to end, so that the index alone would hit another row.
