@@ -87,3 +87,20 @@ func BenchmarkAllOf(b *testing.B) {
 	}
 	_ = sum
 }
+
+func TestEitherWordHolds(t *testing.T) {
+	for k := uint8(1); k <= MaxK; k++ {
+		r := newRand(uint64(k))
+		g := GeometryFor(40, 8)
+		g.K = k
+		m, blocks := NewMatrix(g, 192), hashes(r, 100)
+		for i, h := range blocks[:90] {
+			m.Or(i*2, h)
+		}
+		for _, h := range blocks {
+			if got, want := m.TestEither(h, 0, 2), m.Test(h, 0)|m.Test(h, 2); got != want {
+				t.Fatalf("K %d: got %x, want %x", k, got, want)
+			}
+		}
+	}
+}

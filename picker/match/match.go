@@ -5,7 +5,7 @@
 // that hold the middle block go on above it, the others below. Since most endpoints hold just a common system prefix, the
 // search begins where most of them stopped before.
 //
-// A digest has false positives, so a block counts as held only together with the three blocks before it, and a depth
+// A digest has false positives, so a block counts as held only together with the block before it, and a depth
 // stands only if the eight blocks below it are held; else the search goes on below. What remains is an answer that is
 // too high by a block or two now and then (a false positive right behind the match), and never one that is too low.
 //
@@ -22,7 +22,7 @@ import (
 
 // Blocks that must be held together; see the package comment.
 const (
-	probeRun   = 4 // a probe: the block and its three predecessors
+	probeRun   = 2 // a probe: the block and its predecessor
 	confirmRun = 8 // the end of a match
 )
 

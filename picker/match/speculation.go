@@ -24,7 +24,7 @@ const generations = 3
 //
 // Mark, Has and matching may happen in any number of goroutines at once. Rotate and Forget are for one goroutine.
 type Speculation struct {
-	matrix *bloom.Matrix // generation g has the words g*words..(g+1)*words-1 of a row
+	matrix *bloom.Matrix // generation g of word i is word generations*i+g of a row: side by side, mostly in one cache line
 	words  int
 	life   time.Duration
 	origin atomic.Pointer[time.Time] // of the first Mark or Rotate; later times are counted from it
@@ -66,13 +66,13 @@ func (s *Speculation) Mark(now time.Time, col int, chain []blockhash.Hash, known
 	if known = min(known, len(chain)); known > 0 && s.marked(generation, col, chain[known-1]) {
 		chain = chain[known:]
 	}
-	s.matrix.Or(64*s.words*generation+col, chain...)
+	s.matrix.Or(column(generation, col), chain...)
 }
 
 // Forget drops all marks of a column, as when its engine has restarted. A Mark of the column at the same time may survive.
 func (s *Speculation) Forget(col int) {
 	for g := range generations {
-		s.matrix.ClearColumn(64*s.words*g + col)
+		s.matrix.ClearColumn(column(g, col))
 	}
 }
 
@@ -92,11 +92,16 @@ func (s *Speculation) Rotate(now time.Time) {
 }
 
 func (s *Speculation) clear(period int64) {
-	first := int(period%generations) * s.words
-	for word := first; word < first+s.words; word++ {
-		s.matrix.ClearColumns(word)
+	for word := range s.words {
+		s.matrix.ClearColumns(wordOf(period, word))
 	}
 }
+
+// wordOf returns the matrix's word for a word of columns in the generation of a period.
+func wordOf(period int64, word int) int { return generations*word + int(period%generations) }
+
+// column returns the matrix's column for a column in a generation.
+func column(generation, col int) int { return 64*(generations*(col/64)+generation) + col%64 }
 
 // periodOf returns the number of whole lives from the origin to t.
 func (s *Speculation) periodOf(t time.Time) int64 {
@@ -114,19 +119,21 @@ func (s *Speculation) Has(col int, h blockhash.Hash) bool { return s.test(h, col
 
 // marked reports whether h may be marked on a column in a generation.
 func (s *Speculation) marked(generation, col int, h blockhash.Hash) bool {
-	return s.matrix.Test(h, generation*s.words+col/64)>>(col%64)&1 != 0
+	return s.matrix.Has(column(generation, col), h)
 }
 
 // test returns which of the columns of a word may have h marked.
 func (s *Speculation) test(h blockhash.Hash, word int) uint64 {
 	period := s.period.Load()
-	return s.matrix.Test(h, int(period%generations)*s.words+word) | s.matrix.Test(h, int((period+1)%generations)*s.words+word)
+	return s.matrix.TestEither(h, wordOf(period, word), wordOf(period+1, word))
 }
 
 // allOf is [bloom.Matrix.AllOf] for marks.
 func (s *Speculation) allOf(blocks []blockhash.Hash, word int, cols uint64) uint64 {
+	period := s.period.Load()
+	one, other := wordOf(period, word), wordOf(period+1, word)
 	for i := len(blocks) - 1; i >= 0 && cols != 0; i-- {
-		cols &= s.test(blocks[i], word)
+		cols &= s.matrix.TestEither(blocks[i], one, other)
 	}
 	return cols
 }
