@@ -34,7 +34,7 @@ func TestForceUsage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, changed := r.ForceUsage()
+			got, changed := r.ForceUsage(nil)
 			if string(got) != tt.want || changed != tt.changed {
 				t.Errorf("ForceUsage = %s, %v, want %s, %v", got, changed, tt.want, tt.changed)
 			}

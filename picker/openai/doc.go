@@ -9,7 +9,7 @@
 // skipped, never turned into a tree.
 //
 //	req, err := openai.Parse("/v1/chat/completions", body) // err: answer 400
-//	body, asked := req.ForceUsage()                       // asked: strip it from the stream again
+//	body, asked := req.ForceUsage(nil)                    // asked: strip it from the stream again
 //	event, rest, ok := openai.NextEvent(buf)
 //	if u, ok := openai.ReadUsage(openai.Data(event)); ok { ... }
 //

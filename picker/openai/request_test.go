@@ -191,7 +191,7 @@ func FuzzParse(f *testing.F) {
 		if s := string(body); !json.Valid(bytes.TrimPrefix(body, byteOrderMark)) && !strings.Contains(s, "NaN") && !strings.Contains(s, "Infinity") {
 			t.Fatalf("accepted invalid JSON %q", body)
 		}
-		forced, changed := r.ForceUsage()
+		forced, changed := r.ForceUsage(nil)
 		if !changed {
 			return
 		}

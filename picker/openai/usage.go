@@ -1,6 +1,9 @@
 package openai
 
-import "bytes"
+import (
+	"bytes"
+	"slices"
+)
 
 // Usage is what an engine reports about one request.
 type Usage struct {
@@ -81,8 +84,9 @@ func count(v []byte) int {
 // client's answer goes through StripUsage. It is meant for chat and completions;
 // the other APIs report usage unasked. The body of a request that does not
 // stream or asks already comes back as it is. Otherwise one member is inserted
-// or one value replaced in a copy; no other byte changes place.
-func (r *Request) ForceUsage() ([]byte, bool) {
+// or one value replaced in a copy, which lies in dst if that has room; no other
+// byte changes place.
+func (r *Request) ForceUsage(dst []byte) ([]byte, bool) {
 	body, options := r.Body, r.StreamOptions
 	if !r.Stream || r.IncludeUsage {
 		return body, false
@@ -91,30 +95,31 @@ func (r *Request) ForceUsage() ([]byte, bool) {
 	switch {
 	case options == nil:
 		at := bytes.IndexByte(body, '{') + 1
-		return splice(body, at, at, `"stream_options":{`+ask+`},`), true
+		return splice(dst[:0], body, at, at, `"stream_options":{`+ask+`},`), true
 	case options[0] == 'n':
 		at := offset(body, options)
-		return splice(body, at, at+len(options), `{`+ask+`}`), true
+		return splice(dst[:0], body, at, at+len(options), `{`+ask+`}`), true
 	}
 	if include := member(options, "include_usage"); include != nil {
 		at := offset(body, include)
-		return splice(body, at, at+len(include), "true"), true
+		return splice(dst[:0], body, at, at+len(include), "true"), true
 	}
 	at := offset(body, options) + 1
 	if filled(options) {
-		return splice(body, at, at, ask+","), true
+		return splice(dst[:0], body, at, at, ask+","), true
 	}
-	return splice(body, at, at, ask), true
+	return splice(dst[:0], body, at, at, ask), true
 }
 
 // offset is where part, a slice of whole, begins in it.
 func offset(whole, part []byte) int { return cap(whole) - cap(part) }
 
-func splice(b []byte, from, to int, with string) []byte {
-	out := make([]byte, 0, len(b)-(to-from)+len(with))
-	out = append(out, b[:from]...)
-	out = append(out, with...)
-	return append(out, b[to:]...)
+// splice appends b to dst, with another text between two places.
+func splice(dst, b []byte, from, to int, with string) []byte {
+	dst = slices.Grow(dst, len(b)-(to-from)+len(with))
+	dst = append(dst, b[:from]...)
+	dst = append(dst, with...)
+	return append(dst, b[to:]...)
 }
 
 // StripUsage undoes in one event what ForceUsage asked for: it returns the
@@ -157,5 +162,5 @@ func StripUsage(event []byte) (out []byte, keep bool) {
 	if at < 0 { // data came on several lines
 		return event, true
 	}
-	return splice(event, at+from, at+to, ""), true
+	return splice(nil, event, at+from, at+to, ""), true
 }

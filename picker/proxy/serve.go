@@ -26,6 +26,7 @@ type call struct {
 	id       string
 	body     []byte // as sent on: with usage asked for
 	original []byte // as it came, in a buffer of the proxy's
+	forced   []byte // with usage asked for, the same; nil: it was asked for
 	lent     bool   // body may be read after the end
 	taken    int64  // by the body, of MaxBodiesBytes
 	strip    bool   // usage was asked for here and is taken out again
@@ -71,6 +72,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		c.prompt.Release()
 		if !c.lent {
 			p.bodyBuffers.give(c.original)
+			p.bodyBuffers.give(c.forced)
 		}
 	}()
 
@@ -130,7 +132,12 @@ func (p *Proxy) read(c *call) bool {
 	}
 	c.req, c.body = req, c.original
 	if req.Kind == openai.Chat || req.Kind == openai.Completion {
-		c.body, c.strip = req.ForceUsage()
+		if req.Stream && !req.IncludeUsage {
+			c.body, c.strip = req.ForceUsage(p.bodyBuffers.take(len(c.original) + spliceBytes))
+		}
+		if c.strip {
+			c.forced = c.body
+		}
 	}
 	if left, refused := p.deaths.refuses(time.Now(), c.original); refused {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int(left.Seconds())+1))
@@ -139,6 +146,9 @@ func (p *Proxy) read(c *call) bool {
 	}
 	return true
 }
+
+// spliceBytes is room for what asks for usage.
+const spliceBytes = 64
 
 // statusClientGone marks a client that left before its answer (as nginx does); it is never sent.
 const statusClientGone = 499
