@@ -7,6 +7,7 @@ import (
 
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/gossip/bloom"
+	"github.com/grapevine-llm/grapevine/picker/score"
 	"github.com/grapevine-llm/grapevine/test/indexworkload"
 )
 
@@ -121,6 +122,13 @@ func TestWorkload(t *testing.T) {
 			if float64(over) > 0.05*float64(answers) {
 				t.Errorf("%d of %d answers are too high", over, answers)
 			}
+			if float64(picks) > 0.003*float64(len(l.queries)) {
+				t.Errorf("%d of %d picks are wrong", picks, len(l.queries))
+			}
+			held := float64(pods * l.Capacity)
+			if n := float64(c.matrix.Geometry().Bytes()*c.matrix.Columns()) / held; n > 2 {
+				t.Errorf("%.2f bytes a block and endpoint, want at most 2", n)
+			}
 		}
 	}
 }
@@ -144,22 +152,19 @@ func BenchmarkMatch2000x64(b *testing.B)   { benchmark(b, 64) }
 func BenchmarkMatch2000x1000(b *testing.B) { benchmark(b, 1000) }
 
 // benchmark times one query against all pods, with another query each time. The linear walk over the same matrix, in the
-// same run, is the yardstick on a machine that others use too.
+// same run, is the yardstick on a machine that others use too: "of-walk" is the share of its time.
 func benchmark(b *testing.B, pods int) {
 	l := load[pods]()
-	s := speculate(l)
-	var x Matcher
-	out, digest := make([]int32, l.matrix.Columns()), make([]int32, l.matrix.Columns())
-	for _, c := range []struct {
-		name  string
-		match func(chain []blockhash.Hash)
-	}{
-		{"whole", func(chain []blockhash.Hash) { x.Match(l.matrix, chain, nil, nil, out) }},
-		{"holes", func(chain []blockhash.Hash) { x.Match(l.holed, chain, nil, nil, out) }},
-		{"speculation", func(chain []blockhash.Hash) { x.MatchBoth(l.matrix, s, chain, nil, nil, out, digest) }},
-		{"speculation and holes", func(chain []blockhash.Hash) { x.MatchBoth(l.holed, s, chain, nil, nil, out, digest) }},
-		{"walk", func(chain []blockhash.Hash) { walkAll(l.matrix, chain, out) }},
-	} {
+	var walk time.Duration
+	out := make([]int32, l.matrix.Columns())
+	for range 3 { // the first one warms up
+		from := time.Now()
+		for _, chain := range l.chains {
+			walkAll(l.matrix, chain, out)
+		}
+		walk = time.Since(from) / time.Duration(len(l.chains))
+	}
+	for _, c := range l.ways() {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
@@ -169,8 +174,77 @@ func benchmark(b *testing.B, pods int) {
 					i = 0
 				}
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N), "ns/query")
+			perQuery := float64(b.Elapsed().Nanoseconds()) / float64(b.N)
+			b.ReportMetric(perQuery/float64(walk.Nanoseconds()), "of-walk")
+			b.ReportMetric(float64(l.matrix.Geometry().Bytes()*l.matrix.Columns())/float64(pods*l.Capacity), "B/block-endpoint")
 		})
+	}
+}
+
+// way is one thing that is done with a query.
+type way struct {
+	name  string
+	match func(chain []blockhash.Hash)
+}
+
+// ways are all that is measured: with and without holes, marks, and the prices of all endpoints with the best of them.
+func (l *loaded) ways() []way {
+	s := speculate(l)
+	x := new(Matcher)
+	out, digest := make([]int32, l.matrix.Columns()), make([]int32, l.matrix.Columns())
+	price := l.pricing(out)
+	return []way{
+		{"whole", func(chain []blockhash.Hash) { x.Match(l.matrix, chain, nil, nil, out) }},
+		{"holes", func(chain []blockhash.Hash) { x.Match(l.holed, chain, nil, nil, out) }},
+		{"speculation", func(chain []blockhash.Hash) { x.MatchBoth(l.matrix, s, chain, nil, nil, out, digest) }},
+		{"speculation and holes", func(chain []blockhash.Hash) { x.MatchBoth(l.holed, s, chain, nil, nil, out, digest) }},
+		{"score", func([]blockhash.Hash) { price() }},
+		{"speculation and score", func(chain []blockhash.Hash) {
+			x.MatchBoth(l.matrix, s, chain, nil, nil, out, digest)
+			price()
+		}},
+		{"speculation, holes and score", func(chain []blockhash.Hash) {
+			x.MatchBoth(l.holed, s, chain, nil, nil, out, digest)
+			price()
+		}},
+	}
+}
+
+// pricing returns a function that prices all pods, some of them busy, by their matches, and chooses.
+func (l *loaded) pricing(matched []int32) func() (best int) {
+	params := score.Default()
+	pods, candidates := make([]score.Endpoint, l.Pods), make([]score.Candidate, l.Pods)
+	for i := range pods {
+		pods[i] = score.Endpoint{
+			Key: uint64(i), BlockSize: 16, Trust: 1, HasLoad: true, Blocks: 24_000, Free: 2000, Cached: 20_000, Running: i % 7, Outstanding: i % 3,
+			Queue: float64(i % 5 * 20), VictimIdle: 20_000, DecodeStep: 18, DecodePerToken: 85e-6, MeanPrefill: 200, MeanOutput: 200,
+			Prefill: score.Model{Overhead: 20, PerToken: 0.0886, Quadratic: 0.83e-6},
+		}
+		params.Prepare(&pods[i])
+	}
+	return func() int {
+		r := score.Request{PromptTokens: 16 * l.Length, OutputTokens: 200}
+		for i := range pods {
+			pods[i].Matched = int(matched[i])
+			params.Price(&candidates[i], &r, &pods[i], i)
+		}
+		return params.Best(candidates, 1, score.Any)
+	}
+}
+
+// TestWaysAllocateNothing holds for all that the benchmarks do.
+func TestWaysAllocateNothing(t *testing.T) {
+	l := load[64]()
+	for _, c := range l.ways() {
+		pass := func() {
+			for _, chain := range l.chains {
+				c.match(chain)
+			}
+		}
+		pass() // grows the scratch
+		if n := testing.AllocsPerRun(2, pass); n != 0 {
+			t.Errorf("%s: got %v allocations, want 0", c.name, n)
+		}
 	}
 }
 
