@@ -2,11 +2,16 @@ package picker
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/blockhash"
+	"github.com/grapevine-llm/grapevine/gossip/wire"
 )
 
 // benchFleet has n endpoints that hold 50 prompts of 32,000 tokens in all, each to a different depth in several places.
@@ -158,4 +163,155 @@ func TestMatchAndPriceAllocateNothing(t *testing.T) {
 	if got := testing.AllocsPerRun(100, func() { f.matchAndPrice(now, queries[i%len(queries)]); i++ }); got != 0 {
 		t.Errorf("%v allocations, want 0", got)
 	}
+}
+
+// BenchmarkPickHeld1000x1000 is one opportunity to bind: of 1,000 busy endpoints one becomes ready, and 1,000 requests with
+// prompts of 32,000 tokens wait: every second one for an endpoint that has some of it, the others for any.
+func BenchmarkPickHeld1000x1000(b *testing.B) {
+	const n = 1000
+	f, prompts := benchFleet(b, n)
+	now := time.Now()
+	f.clock = func() time.Time { return now }
+	f.Picker.running = true // it holds
+	var bound []Decision
+	var held []*query
+	admit := func(ids []uint32) {
+		q := f.prepared(now, Request{ID: fmt.Sprint(len(bound) + len(held)), Model: "llama", TokenIDs: ids})
+		f.mu.Lock()
+		waits, err := f.admit(now, q)
+		f.mu.Unlock()
+		switch {
+		case err != nil:
+			b.Fatal(err)
+		case waits:
+			held = append(held, q)
+		default:
+			q.makeMarks(f.clock)
+			bound = append(bound, q.decision)
+		}
+	}
+	for i := range n { // each finds an endpoint that is idle, since nobody has its prompt
+		admit(prompt(uint64(1000+i), 32000))
+	}
+	for i := 0; len(held) < n; i++ {
+		if i%2 == 0 {
+			admit(prompts[i%len(prompts)])
+		} else {
+			admit(prompt(uint64(2000+i), 32000))
+		}
+	}
+	var took, slowest time.Duration
+	binds := 0
+	for b.Loop() {
+		now = now.Add(time.Millisecond)
+		d := bound[0]
+		bound = bound[1:]
+		from := time.Now()
+		f.Done(d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+		since := time.Since(from)
+		took, slowest = took+since, max(slowest, since)
+		for i, q := range held {
+			select {
+			case <-q.done:
+			default:
+				continue
+			}
+			binds++
+			q.makeMarks(f.clock)
+			bound = append(bound, q.decision)
+			ids := q.req.TokenIDs
+			f.release(q)
+			held = slices.Delete(held, i, i+1)
+			admit(ids)
+			break // what was bound besides is seen the next time
+		}
+	}
+	b.ReportMetric(float64(took.Microseconds())/1000/float64(b.N), "ms/opportunity")
+	b.ReportMetric(float64(slowest.Microseconds())/1000, "ms-at-most")
+	b.ReportMetric(float64(binds)/float64(b.N), "binds/opportunity")
+}
+
+// BenchmarkApplyWhilePicking applies ticks of 64 agents, 60 changed blocks each, while another goroutine picks.
+func BenchmarkApplyWhilePicking(b *testing.B) {
+	f, prompts := benchFleet(b, 64)
+	r := rand.New(rand.NewPCG(1, 1))
+	resident := make([][]blockhash.Hash, len(f.agents))
+	var packets [][]byte
+	flips := 0
+	more := func() {
+		packets = packets[:0]
+		for range 50 {
+			for i, a := range f.agents {
+				for range 30 {
+					h := blockhash.Hash(r.Uint64())
+					a.pub.Set(wire.TierGPU, h)
+					if resident[i] = append(resident[i], h); len(resident[i]) > 3000 {
+						a.pub.Clear(wire.TierGPU, resident[i][0])
+						resident[i] = resident[i][1:]
+					}
+				}
+				a.clock = a.clock.Add(201 * time.Millisecond)
+				for _, packet := range a.pub.Ticks(a.clock) {
+					_, m, err := wire.Decode(packet)
+					if err != nil {
+						b.Fatal(err)
+					}
+					t := m.(*wire.Tick)
+					for tier := range t.Set {
+						flips += len(t.Set[tier]) + len(t.Clear[tier])
+					}
+					packets = append(packets, slices.Clone(packet))
+				}
+			}
+		}
+	}
+	for range 2 {
+		more()
+		for _, packet := range packets {
+			if err := f.view.Apply(time.Now(), packet); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	packets, flips = packets[:0], 0
+
+	var stop atomic.Bool
+	var picks atomic.Int64
+	var picker sync.WaitGroup
+	picker.Go(func() {
+		for i := 0; !stop.Load(); i++ {
+			d, err := f.Pick(b.Context(), Request{Model: "llama", TokenIDs: prompts[i%len(prompts)]})
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			f.Done(d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+			picks.Add(1)
+		}
+	})
+	var applying time.Duration
+	applied := 0
+	start := time.Now()
+	for b.Loop() {
+		if len(packets) == 0 {
+			more()
+			from := time.Now()
+			for _, packet := range packets {
+				f.viewMu.Lock()
+				err := f.view.Apply(from, packet)
+				f.viewMu.Unlock()
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			applying += time.Since(from)
+			applied += len(packets)
+		}
+		packets = packets[1:]
+	}
+	stop.Store(true)
+	picker.Wait()
+	b.ReportMetric(float64(flips)/applying.Seconds()/1e6, "Mflips/s")
+	b.ReportMetric(float64(applying.Nanoseconds())/float64(applied), "ns/tick")
+	b.ReportMetric(float64(picks.Load())/time.Since(start).Seconds(), "picks/s")
 }
