@@ -204,6 +204,57 @@ func TestPodFailure(t *testing.T) {
 	}
 }
 
+// The peers' index follows a pod through its death.
+func TestIndexForgetsTheDead(t *testing.T) {
+	cfg := Default()
+	cfg.Trace, cfg.Policy, cfg.Pods, cfg.StateDelay, cfg.Faults = agents(30), "dynamo", 3, 2*time.Second, []string{podFailure + "@10.9s+5s"}
+	w := played(t, cfg, nil)
+	w.open++ // until the last event is known
+	if err := w.play(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	counted := make([]int, cfg.Pods)
+	for k, n := range w.policy.(*peers).index.copies {
+		counted[k.pod] += n
+	}
+	for i, p := range w.pods {
+		if want := p.engine.(*single).cache.pool.Hashed(); counted[i] != want {
+			t.Errorf("pod %d: %d blocks in the index, %d in the cache", i, counted[i], want)
+		}
+	}
+}
+
+// dials counts connections that could not be made.
+type dials struct {
+	policy
+	n, again int
+}
+
+func (d *dials) broken(now time.Duration, j *job, reached bool) {
+	if !reached {
+		d.n++
+	}
+	if j.avoid&(1<<j.pod) != 0 {
+		d.again++
+	}
+	d.policy.broken(now, j, reached)
+}
+
+// A gateway that hears of no agent, and to which a dead pod must seem idle, calls it at one moment, not again and again.
+func TestGatewaysAvoidTheDead(t *testing.T) {
+	cfg := Default()
+	cfg.Trace, cfg.Policy, cfg.Pods = agents(40), ours, 3
+	cfg.Faults = append(slices.Repeat([]string{digestMissing}, 30), podFailure+"@0s+1h") // thirds enough for all
+	d := &dials{}
+	w := played(t, cfg, func(p policy) policy { d.policy = p; return d })
+	if f := d.policy.(*fleet); f.agents[0] != nil || f.agents[1] != nil || f.agents[2] != nil {
+		t.Fatal("some pod has an agent; the test wants none")
+	}
+	if r := w.result(); d.n == 0 || d.n > 10 || d.again > 0 || r.Unserved > 0 {
+		t.Errorf("%d calls of a dead pod, %d by requests that it had failed, %d unserved; want a few, none, none", d.n, d.again, r.Unserved)
+	}
+}
+
 // Where all pods are dead clients are refused, and come again.
 func TestAllPodsFail(t *testing.T) {
 	for _, policy := range []string{ours, "sglang"} {
