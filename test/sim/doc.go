@@ -9,4 +9,8 @@
 // Engines are models: one prefill at a time, or chunked prefill beside decodes as vLLM's scheduler does it; both on the block
 // pool of the emulated engine, with the times of Llama-3.1-70B in FP8 on one H200. A trace's block is an engine's block here:
 // blocks are larger than in a cluster, so that a run takes seconds.
+//
+// The world is as bad as Config says: packets are lost, pods and agents fail, speeds differ and are misjudged, clients come
+// again, another sender makes noise. All of that is drawn by the seed, mostly from what it is for and the index of whom it
+// befalls, so that every policy is dealt the same.
 package sim
