@@ -51,10 +51,10 @@
 //	5 HELLO  node str
 //	         1 known, repeated: endpoint u64, rank u16, epoch uv, tickNo uv
 //
-//	9 HINT   number uv
+//	9 HINT   number uv, held uv
 //	         1 bound, repeated: id uv, endpoint u64, rank u16, age uv (ms),
 //	           promptTokens uv, cachedTokens uv, blocks uv, last u64, before u64,
-//	           first uv, count uv, points uv, points × u32
+//	           first uv, count uv, points uv, points × u32, bits u8 (1 = told)
 //	         2 over: ids, each uv, to the end
 //	         3 ended: the same
 //

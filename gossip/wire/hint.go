@@ -18,6 +18,7 @@ const (
 // that is lost costs what a gateway knows of a few requests, for seconds.
 type Hint struct {
 	Number uint64 // rises by one with each HINT of a node, so that lost ones can be counted
+	Held   uint32 // requests that wait at the sender for an endpoint
 	Bound  []HintBound
 	Over   []uint64 // ids whose prefill is over
 	Ended  []uint64 // ids that have ended
@@ -39,6 +40,8 @@ type HintBound struct {
 	// the hashes of some of them, at the places that both sides know: see package hint.
 	First, Count uint32
 	Points       []uint32 // at most MaxHintPoints
+
+	Told bool // the end of its prefill will be told in another hint, or shows by Last
 }
 
 // Append encodes the message at the end of dst. The caller keeps it within MaxPacketBytes by
@@ -46,6 +49,7 @@ type HintBound struct {
 func (h *Hint) Append(dst []byte, node uint64) []byte {
 	dst = appendHeader(dst, TypeHint, node)
 	dst = binary.AppendUvarint(dst, h.Number)
+	dst = binary.AppendUvarint(dst, uint64(h.Held))
 	for i := range h.Bound {
 		dst = appendField(dst, 1, h.Bound[i].append)
 	}
@@ -64,9 +68,9 @@ func (h *Hint) Append(dst []byte, node uint64) []byte {
 
 // Bytes that the parts of a HINT take at most: whoever adds up the parts of one knows that it fits.
 const (
-	HintBytes      = headerBytes + binary.MaxVarintLen64 + 2*3 // of one without entries
-	HintIDBytes    = binary.MaxVarintLen64                     // of an id that is over or has ended
-	hintBoundBytes = 3 + binary.MaxVarintLen64 + 10 + 3 + 4 + 4 + 5 + 16 + 5 + 5
+	HintBytes      = headerBytes + binary.MaxVarintLen64 + binary.MaxVarintLen32 + 2*3 // of one without entries
+	HintIDBytes    = binary.MaxVarintLen64                                             // of an id that is over or has ended
+	hintBoundBytes = 3 + binary.MaxVarintLen64 + 10 + 3 + 4 + 4 + 5 + 16 + 5 + 5 + 1
 )
 
 // HintBoundBytes is what a bound request with that many points takes at most.
@@ -87,11 +91,16 @@ func (b *HintBound) append(dst []byte) []byte {
 	for _, p := range b.Points {
 		dst = binary.LittleEndian.AppendUint32(dst, p)
 	}
-	return dst
+	bits := byte(0)
+	if b.Told {
+		bits |= 1
+	}
+	return append(dst, bits)
 }
 
 func (h *Hint) decode(r *reader) {
 	h.Number = r.uv()
+	h.Held = r.uv32("held requests")
 	r.fields(func(tag uint8, v *reader) {
 		switch tag {
 		case 1:
@@ -123,11 +132,14 @@ func (r *reader) hintBound() HintBound {
 		r.fail(fmt.Errorf("new from block %d of %d: %w", b.First, b.Count, ErrInvalid))
 	case 4*points > uint64(len(r.b)):
 		r.fail(ErrShort)
-	case points > 0:
-		b.Points = make([]uint32, points)
+	default:
+		if points > 0 {
+			b.Points = make([]uint32, points)
+		}
 		for i := range b.Points {
 			b.Points[i] = r.u32()
 		}
+		b.Told = r.u8()&1 != 0
 	}
 	return b
 }

@@ -18,7 +18,7 @@ func largestHintBound(points int) HintBound {
 
 func TestHintBytesBound(t *testing.T) {
 	for _, points := range []int{0, 7, MaxHintPoints} {
-		h := Hint{Number: math.MaxUint64, Bound: []HintBound{largestHintBound(points), largestHintBound(points)}}
+		h := Hint{Number: math.MaxUint64, Held: math.MaxUint32, Bound: []HintBound{largestHintBound(points), largestHintBound(points)}}
 		limit := HintBytes + 2*HintBoundBytes(points)
 		for range 60 {
 			h.Over, h.Ended = append(h.Over, math.MaxUint64), append(h.Ended, math.MaxUint64)

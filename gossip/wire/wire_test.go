@@ -62,11 +62,11 @@ func messages() map[string]Message {
 		"hello":          &Hello{Node: "gateway-1", Known: []KnownStream{{Key: key, Epoch: 5, TickNo: 6}, {Key: Key{Endpoint: 1}}}},
 		"hello-new":      &Hello{Node: "gateway-1"},
 		"hint": &Hint{
-			Number: 8, Over: []uint64{40, 3}, Ended: []uint64{1 << 40},
+			Number: 8, Held: 3, Over: []uint64{40, 3}, Ended: []uint64{1 << 40},
 			Bound: []HintBound{
 				{
 					ID: 41, Key: key, Age: 12 * time.Millisecond, PromptTokens: 32_000, CachedTokens: 16_000, Blocks: 1200,
-					Last: 0xfeed, Before: 0xbeef, First: 1000, Count: 2000, Points: []uint32{1, 2, 0xffffffff},
+					Last: 0xfeed, Before: 0xbeef, First: 1000, Count: 2000, Points: []uint32{1, 2, 0xffffffff}, Told: true,
 				},
 				{ID: 42, Key: Key{Endpoint: 7}},
 			},
