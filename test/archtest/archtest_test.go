@@ -77,7 +77,8 @@ func TestOurImports(t *testing.T) {
 		"picker/match":                             {"gossip/bloom", "gossip/blockhash"},
 		"picker/score":                             {},
 		"picker/hold":                              {"picker/score"},
-		"picker":                                   {"picker/match", "picker/score", "picker/hold", "gossip/..."},
+		"picker/hint":                              {"gossip/wire", "gossip/blockhash"},
+		"picker":                                   {"picker/match", "picker/score", "picker/hold", "picker/hint", "gossip/..."},
 		"picker/proxy":                             {"picker", "picker/openai", "picker/prompt", "picker/webui", "gossip/blockhash"},
 		"picker/webui":                             {"picker"},
 	}
