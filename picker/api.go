@@ -36,6 +36,7 @@ type Request struct {
 	Deadline        time.Time
 	Bytes           int      // of the body, for the bound on held bytes; 0: 4 bytes a token
 	Avoid           []string // IDs of endpoints that failed this request
+	NoFirstToken    bool     // FirstToken will not be called: the answer comes as a whole
 	NoCacheRead     bool     // the engine reads nothing from its cache (prompt_logprobs)
 	PromptRung      string   // how TokenIDs or Chains were made; goes into the receipt
 }

@@ -29,8 +29,11 @@ type flight struct {
 	endpoint  *endpoint
 	bound     time.Time
 	ended     bool
-	predicted int // cached tokens
-	promised  int // of these by the digest alone
+	predicted int    // cached tokens
+	promised  int    // of these by the digest alone
+	hint      uint64 // by which other gateways know it; 0: they don't
+	told      bool   // they know that the prefill is over
+	others    bool   // another gateway bound it
 	// The prompt's last full block, and the one before if that is new too: when they show in the digest the prefill is over.
 	last, before blockhash.Hash
 }
@@ -114,6 +117,7 @@ func (p *Picker) catchUp(now time.Time, q *query, outdated bool) error {
 	}
 	if p.policy.Load().Speculation {
 		p.recent.tell(q)
+		p.hints.catchUp(q)
 	}
 	return nil
 }
@@ -125,7 +129,7 @@ func (p *Picker) anyReady(now time.Time) bool {
 		return true
 	}
 	for _, e := range endpoints {
-		if ms(e.ledger.Queue(now)) <= p.params.ReadyWithin {
+		if ms(e.lane.open.Sub(now)) <= p.params.ReadyWithin {
 			return true
 		}
 	}
@@ -156,11 +160,13 @@ func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason strin
 		predicted: predicted(q, matched, s.blockSize),
 		promised:  predicted(q, digest, s.blockSize),
 	}
+	p.watch(t, i, f, chain, digest)
+	f.Told = !q.req.NoFirstToken || f.last != 0
 	e.ledger.Bind(now, &f.Flight)
 	e.bound = now
 	p.book(now, e)
-	p.watch(t, i, f, chain, digest)
 	p.mark(now, q, i, chain)
+	p.hintBound(now, q, i, f, chain, digest)
 	p.meanPrefill += meanRate * (c.Terms.Prefill - p.meanPrefill)
 
 	q.decision = Decision{
@@ -201,6 +207,7 @@ func (p *Picker) arrived(now time.Time, t *table, i int) {
 	e.watched = slices.DeleteFunc(e.watched, func(f *flight) bool {
 		if f.ended || m.Has(s.column, f.last) && (f.before == 0 || m.Has(s.column, f.before)) {
 			e.ledger.Over(now, &f.Flight)
+			p.hintOver(now, f)
 			p.book(now, e)
 			return true
 		}
@@ -257,12 +264,30 @@ func (p *Picker) FirstToken(d Decision) {
 	if f.ended {
 		return
 	}
-	f.endpoint.ledger.Over(now, &f.Flight)
-	p.book(now, f.endpoint)
-	p.unwatch(f)
+	p.prefillOver(now, f)
 	f.endpoint.host.answered()
 	f.stepped(now)
 	p.pump(now)
+}
+
+// prefillOver takes in that the prefill of f is over.
+func (p *Picker) prefillOver(now time.Time, f *flight) {
+	f.endpoint.ledger.Over(now, &f.Flight)
+	p.hintOver(now, f)
+	p.book(now, f.endpoint)
+	p.unwatch(f)
+}
+
+// leave takes f off its endpoint.
+func (p *Picker) leave(now time.Time, f *flight) {
+	f.ended = true
+	f.endpoint.ledger.End(now, &f.Flight)
+	if f.others {
+		f.endpoint.others--
+	}
+	p.hintEnded(now, f)
+	p.book(now, f.endpoint)
+	p.unwatch(f)
 }
 
 // stepped notes that the engine has worked on f, and so has told of a reset before f.
@@ -289,11 +314,8 @@ func (p *Picker) Done(d Decision, o Outcome) {
 	if f.ended {
 		return
 	}
-	f.ended = true
 	e := f.endpoint
-	e.ledger.End(now, &f.Flight)
-	p.book(now, e)
-	p.unwatch(f)
+	p.leave(now, f)
 	switch {
 	case o.Connected:
 		e.host.answered()

@@ -48,7 +48,10 @@ type endpoint struct {
 	hash   uint64   // for rendezvous; never changes
 	bare   int      // column in the speculation of endpoints without a digest; never changes
 
+	index    int // in the newest table that has the endpoint
 	ledger   hold.Ledger
+	free     time.Time // when its queue was, or will be, empty
+	others   int       // requests in the ledger that other gateways bound
 	bound    time.Time // last time that a request was; at first when the endpoint joined
 	watched  []*flight // whose end of prefill the digest will show
 	lane     *lane     // in the newest table that has the endpoint
@@ -60,7 +63,8 @@ type endpoint struct {
 	waiting  int  // in the engine's queue
 	epoch    uint64
 	marked   uint64    // the epoch that the marks beside the digest belong to
-	observed time.Time // last reading of the engine given to the ledger
+	observed time.Time // last reading of the engine given to the ledger, which came at read
+	read     time.Time
 	cleared  time.Time // CacheCleared; zero: not since the digest was renewed
 	stepped  time.Time // the first token of a request that was bound after cleared; zero: none yet
 
@@ -141,7 +145,8 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, para
 		}
 		if asked := l.asked(); asked.After(e.observed) {
 			e.observed = asked
-			e.ledger.Observed(asked)
+			e.read = now
+			e.ledger.Observed(now, asked, int(l.Load.Waiting))
 		}
 		e.lane.facts = factsOf(&l, fleet)
 	} else {

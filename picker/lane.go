@@ -16,7 +16,7 @@ type lane struct {
 	// Of the ledger, as of the last booking.
 	bound   time.Time // last time that a request was
 	nextEnd time.Time // from which on it has to be asked again; zero: never
-	idle    time.Time // when the queue is empty; nothing if nextEnd is zero
+	open    time.Time // when the queue is empty and it is this gateway's turn
 }
 
 // book takes over what the endpoint's ledger says, after every change of it.
@@ -25,13 +25,15 @@ func (p *Picker) book(now time.Time, e *endpoint) {
 	queue := e.ledger.Queue(now)
 	l.bound = e.bound
 	l.nextEnd = e.ledger.NextEnd()
-	l.idle = now.Add(queue)
-	f.Queue = ms(queue)
+	if queue > 0 || e.free.After(now) {
+		e.free = now.Add(queue)
+	}
+	l.open = e.free.Add(p.turnDelay(now, e))
+	f.Queue = ms(max(0, l.open.Sub(now)))
 	f.Outstanding = e.ledger.Outstanding()
 	f.Full = e.ledger.Prefills() >= p.cfg.Hold.MaxBound
-	unseen := 0
-	unseen, f.PendingBlocks = e.ledger.Unseen()
-	f.Waiting = max(0, e.waiting-unseen)
+	f.PendingBlocks = e.ledger.UnseenBlocks()
+	f.Waiting = max(0, e.waiting-e.ledger.Queued(e.observed, e.read))
 }
 
 // judge decides again whether the digest of endpoint i counts, and how much of it.

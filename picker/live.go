@@ -72,16 +72,29 @@ func splitGossip(s string) (host string, port int, err error) {
 // listener is the picker as the mesh sees it.
 type listener Picker
 
-// Message gives a gossip message to the view, which counts what is wrong with it.
+// Message takes in a gossip message; what is wrong with it is counted there.
 func (p *listener) Message(now time.Time, b []byte) {
+	_ = (*Picker)(p).take(now, b)
+}
+
+// take gives a gossip packet to whom it concerns.
+func (p *Picker) take(now time.Time, b []byte) error {
+	if h, err := wire.DecodeHeader(b); err == nil && h.Type == wire.TypeHint {
+		defer p.wakeUp()
+		return p.hear(now, b)
+	}
 	p.viewMu.Lock()
 	defer p.viewMu.Unlock()
-	_ = p.view.Apply(now, b)
+	return p.view.Apply(now, b)
 }
 
 // NodeUp tells the view of a node.
 func (p *listener) NodeUp(now time.Time, m mesh.Member) {
-	if m.Role != mesh.RoleAgent || m.Pool != p.cfg.Pool {
+	if m.Pool != p.cfg.Pool {
+		return
+	}
+	if m.Role == mesh.RolePicker {
+		(*Picker)(p).gatewayUp(m)
 		return
 	}
 	if m.SeedFingerprint != p.hasher.Fingerprint() {
@@ -94,6 +107,10 @@ func (p *listener) NodeUp(now time.Time, m mesh.Member) {
 
 // NodeDown tells the view that a node has gone.
 func (p *listener) NodeDown(now time.Time, m mesh.Member) {
+	if m.Role == mesh.RolePicker {
+		(*Picker)(p).gatewayDown(now, m)
+		return
+	}
 	p.viewMu.Lock()
 	defer p.viewMu.Unlock()
 	p.view.NodeDown(now, m.Name)

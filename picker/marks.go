@@ -85,6 +85,12 @@ func (m *marks) forget(t *table, index int) {
 	t.bareMarks.Forget(t.endpoints[index].bare)
 }
 
+// forgetMarks drops all marks of one endpoint. Caller holds p.mu.
+func (p *Picker) forgetMarks(t *table, index int) {
+	p.marks.forget(t, index)
+	p.hints.forget(t.endpoints[index])
+}
+
 // forgetHost drops the marks that nobody confirms of an engine that may have ended.
 func (m *marks) forgetHost(h *host) {
 	for _, e := range h.ranks {

@@ -17,6 +17,8 @@ import (
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/gossip/mesh"
 	"github.com/grapevine-llm/grapevine/gossip/view"
+	"github.com/grapevine-llm/grapevine/gossip/wire"
+	"github.com/grapevine-llm/grapevine/picker/hint"
 	"github.com/grapevine-llm/grapevine/picker/hold"
 	"github.com/grapevine-llm/grapevine/picker/score"
 )
@@ -49,6 +51,7 @@ type Picker struct {
 	static      map[string]bool  // addresses that are in the pool without an agent's word
 	marks       marks
 	recent      recent
+	hints       hints
 	queue       *hold.Queue[*query]
 	priceHeld   hold.Price[*query]
 	running     bool
@@ -99,6 +102,9 @@ func newPicker(cfg Config, clock func() time.Time, seed uint64) (*Picker, error)
 	p.priceHeld = p.repriced
 	p.receipts.init(cfg.Receipts)
 	p.view = newView(&cfg, hasher, seed, p.changed)
+	p.hints.node = wire.NodeHash(cfg.Gossip.NodeName)
+	p.hints.out = hint.NewOutbox(p.hints.node)
+	p.hints.gateways = map[uint64]bool{}
 	if cfg.Gossip.Enabled {
 		if p.mesh, err = p.newMesh(); err != nil {
 			return nil, fmt.Errorf("prepare gossip: %w", err)
@@ -272,7 +278,7 @@ func (p *Picker) CacheCleared(address string) {
 			e.cleared, e.stepped = now, time.Time{}
 			t.judge(i)
 			p.bare.Store(true)
-			p.marks.forget(t, i)
+			p.forgetMarks(t, i)
 		}
 	}
 }

@@ -124,7 +124,7 @@ func TestPrefillEnds(t *testing.T) {
 		end  func(f *fleet, d Decision)
 		want time.Duration // that the second request waits
 	}{
-		{"predicted end, less the time to get there", func(*fleet, Decision) {}, 775 * time.Millisecond},
+		{"twice the predicted time, if nothing is told", func(*fleet, Decision) {}, 1600 * time.Millisecond},
 		{"first token", func(f *fleet, d Decision) { f.FirstToken(d) }, 300 * time.Millisecond},
 		{"cancelled", func(f *fleet, d Decision) { f.Done(d, Outcome{Cancelled: true, CachedTokens: -1}) }, 300 * time.Millisecond},
 		{"last block in the digest", func(f *fleet, _ Decision) { f.holds(0, ids) }, 300 * time.Millisecond},
@@ -146,6 +146,16 @@ func TestPrefillEnds(t *testing.T) {
 			})
 		})
 	}
+	t.Run("predicted end, less the time to get there, where nothing can tell", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, 1, nil)
+			defer f.running()()
+			f.pick(Request{ID: "a", PromptTokens: len(ids), NoFirstToken: true})
+			if b := f.pick(Request{ID: "b", PromptTokens: 1000}); b.Held < 755*time.Millisecond || b.Held > 815*time.Millisecond {
+				t.Errorf("held for %v, want about 775ms", b.Held)
+			}
+		})
+	})
 }
 
 func TestHoldEnds(t *testing.T) {

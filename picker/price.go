@@ -83,12 +83,10 @@ func (p *Picker) prepare(now time.Time, q *query, i int, l *lane) {
 		f.Matched, f.MatchedAll, f.Trust = int(q.loose[i]), 0, 1
 	}
 	f.Idle = ms(now.Sub(l.bound))
-	if !l.nextEnd.IsZero() {
-		if !now.Before(l.nextEnd) {
-			p.book(now, q.table.endpoints[i])
-		}
-		f.Queue = ms(max(0, l.idle.Sub(now)))
+	if !l.nextEnd.IsZero() && !now.Before(l.nextEnd) {
+		p.book(now, q.table.endpoints[i])
 	}
+	f.Queue = ms(max(0, l.open.Sub(now)))
 }
 
 // hasDigest reports whether an endpoint's digest can be used now.

@@ -29,6 +29,7 @@ type query struct {
 	all     []int32            // by endpoint: over all tiers
 	loose   []int32            // by endpoint: marked, where there is no digest
 	matched time.Time
+	heard   uint64 // last of the marks of other gateways that the matches count
 
 	serves []bool // by endpoint; nil: all
 	avoid  []bool // by endpoint; nil: none
@@ -134,7 +135,7 @@ type lookup struct {
 // match looks up what each endpoint has of the prompt. It takes no lock and allocates nothing once q is warm.
 func (q *query) match(now time.Time, l lookup) {
 	t := q.table
-	q.matched = now
+	q.matched, q.heard = now, 0
 	for i := range t.groups {
 		g := &t.groups[i]
 		n := g.matrix.Columns()

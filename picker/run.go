@@ -32,6 +32,7 @@ func (p *Picker) Run(ctx context.Context) error {
 			gossip = p.mesh.Run(ctx)
 		})
 		wg.Go(func() { every(ctx, repairPause, p.repair) })
+		wg.Go(func() { every(ctx, hintPause, p.tell) })
 	}
 	if p.cfg.Probe != nil {
 		wg.Go(func() { every(ctx, probePause, func(now time.Time) { p.probe(ctx, &wg, now) }) })
@@ -134,15 +135,19 @@ func (p *Picker) freshen(now time.Time) {
 
 func (p *Picker) refresh(now time.Time, t *table, i int) {
 	e := t.endpoints[i]
+	waiting, room := e.waiting, e.lane.facts.Free+e.lane.facts.Cached
 	e.refresh(now, t.clock(now), &t.slots[i], p.fleet, &p.params, &p.cfg)
 	e.lane.facts.MeanPrefill, e.lane.facts.MeanOutput = p.meanPrefill, p.meanOutput
+	if e.waiting < waiting || e.lane.facts.Free+e.lane.facts.Cached > room {
+		p.opened(now, e)
+	}
 	p.book(now, e)
 	t.judge(i)
 	// A new epoch means an empty cache: of the engine after a restart or a reset, or of a digest that is being sent anew.
 	// Its digest may be unusable at first, for want of INFO; its marks are dropped when their place is known again.
 	if e.epoch != e.marked && t.slots[i].group >= 0 {
 		if e.marked != 0 {
-			p.marks.forget(t, i)
+			p.forgetMarks(t, i)
 		}
 		e.marked = e.epoch
 	}
@@ -170,6 +175,7 @@ func (p *Picker) refreshAll(now time.Time) {
 	p.bare.Store(bare)
 	p.heedVerdicts(t)
 	p.marks.rotate(now, &p.cfg.Speculation)
+	p.expireHints(now)
 }
 
 // fleetPrefill averages the speeds that agents have measured.
@@ -213,6 +219,9 @@ func (p *Picker) nextLook(now time.Time) time.Duration {
 	for _, e := range p.table.Load().endpoints {
 		if end := e.ledger.NextEnd(); !end.IsZero() {
 			earlier(end.Add(-lead))
+		}
+		if open := e.lane.open.Add(-lead); open.After(now) {
+			earlier(open)
 		}
 	}
 	return max(next, leastPause)

@@ -48,7 +48,8 @@ type EndpointStatus struct {
 	FreeBlocks    int      `json:"free_blocks"`
 	CachedBlocks  int      `json:"cached_blocks"`
 	Outstanding   int      `json:"outstanding"` // this gateway's requests
-	Prefills      int      `json:"prefills"`    // of these, not over
+	Others        int      `json:"others"`      // other gateways' requests heard of lately
+	Prefills      int      `json:"prefills"`    // of all these, not over
 	QueueMs       float64  `json:"queue_ms"`
 	Prefill1kMs   float64  `json:"prefill_1k_ms"` // predicted, 1,000 tokens, idle
 	Slowdown      float64  `json:"slowdown,omitempty"`
@@ -72,6 +73,7 @@ type GossipStatus struct {
 	Addr string     `json:"addr"` // host:port that the agents join
 	Mesh mesh.Stats `json:"mesh"`
 	View view.Stats `json:"view"`
+	Hint HintStats  `json:"hint"` // between gateways
 }
 
 // Status returns what the picker knows now.
@@ -94,7 +96,7 @@ func (p *Picker) Status() Status {
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	if p.mesh != nil {
-		s.Gossip = &GossipStatus{Addr: p.mesh.LocalAddr(), Mesh: p.mesh.Stats(), View: p.view.Stats()}
+		s.Gossip = &GossipStatus{Addr: p.mesh.LocalAddr(), Mesh: p.mesh.Stats(), View: p.view.Stats(), Hint: p.hints.status()}
 	}
 	return s
 }
@@ -106,7 +108,7 @@ func (p *Picker) endpointStatus(now time.Time, t *table, i int) EndpointStatus {
 		Out: !e.host.usable(now, p.cfg.Probe != nil), Stale: e.stale, DigestAgeMs: -1, Models: slices.Clone(e.host.models),
 		BlockSize: s.blockSize, Running: f.Running, Waiting: e.waiting,
 		Blocks: f.Blocks, FreeBlocks: f.Free, CachedBlocks: f.Cached,
-		Outstanding: e.ledger.Outstanding(), QueueMs: ms(e.ledger.Queue(now)), Prefills: e.ledger.Prefills(),
+		Outstanding: e.ledger.Outstanding() - e.others, Others: e.others, QueueMs: ms(e.ledger.Queue(now)), Prefills: e.ledger.Prefills(),
 		Prefill1kMs: f.Prefill.Time(1000, 0), Slowdown: f.Slowdown,
 		Trust: e.trust(), Checked: e.errors, MeanError: e.bias, OverclaimRate: e.overclaim,
 	}

@@ -33,7 +33,8 @@ func NewStepped(cfg Config, now time.Time, seed uint64) (*Stepped, error) {
 	if s.picker, err = newPicker(cfg, func() time.Time { return s.now }, seed); err != nil {
 		return nil, err
 	}
-	s.picker.running = true // it holds
+	s.picker.running = true       // it holds
+	s.picker.hints.gateways = nil // who takes what Tell returns
 	return s, nil
 }
 
@@ -85,7 +86,21 @@ func (s *Stepped) Step(now time.Time) time.Time {
 // [view.View.Apply].
 func (s *Stepped) Hear(now time.Time, packet []byte) error {
 	s.now = now
-	return s.picker.view.Apply(now, packet)
+	return s.picker.take(now, packet)
+}
+
+// Tell returns the packets for all other gateways that are due, and when some will be: the zero time if there is nothing to tell.
+func (s *Stepped) Tell(now time.Time) (packets [][]byte, next time.Time) {
+	s.now = now
+	out := s.picker.hints.out
+	out.Held(now, s.picker.queue.Len())
+	switch {
+	case out.Empty():
+		return nil, time.Time{}
+	case now.Before(out.Since().Add(hintPause)):
+		return nil, out.Since().Add(hintPause)
+	}
+	return out.Take(now), time.Time{}
 }
 
 // Ask returns the packets that the picker wants to send to agents.

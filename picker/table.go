@@ -39,6 +39,7 @@ type table struct {
 
 // slot is one endpoint's place in the table.
 type slot struct {
+	key       wire.Key
 	live      *liveView  // nil: no agent
 	info      *wire.Info // nil: no agent
 	blockSize int
@@ -117,7 +118,7 @@ func (p *Picker) rebuild(now time.Time, snap *view.Snapshot) {
 	t.finish()
 	t.lanes, t.dirty = make([]lane, len(t.endpoints)), make([]atomic.Uint64, (len(t.endpoints)+63)/64)
 	for i, e := range t.endpoints {
-		e.lane = &t.lanes[i]
+		e.lane, e.index = &t.lanes[i], i
 	}
 	p.table.Store(t)
 	p.refreshAll(now)
@@ -220,14 +221,15 @@ func (p *Picker) dropEndpoint(e *endpoint) {
 
 func (p *Picker) addSlot(t *table, st stream) {
 	index := len(t.endpoints)
-	s := slot{blockSize: p.cfg.BlockSize, group: -1}
 	e := st.endpoint
+	s := slot{blockSize: p.cfg.BlockSize, group: -1}
+	s.key = wire.Key{Endpoint: wire.EndpointKey(p.cfg.Pool, e.host.address), Rank: uint16(e.public.Rank)}
 	models := st.endpoint.host.models
 	if v := st.view; v != nil {
 		t.reporting++
 		s.info = v.Info
 		s.live = v.Live
-		t.byKey[v.Key] = index
+		s.key = v.Key
 		if v.Info.BlockSize > 0 {
 			s.blockSize = int(v.Info.BlockSize)
 		}
@@ -260,6 +262,7 @@ func (p *Picker) addSlot(t *table, st stream) {
 			p.log.Warn("digest can't be used", keyEndpoint, e.public.ID, keyProblem, s.problem)
 		}
 	}
+	t.byKey[s.key] = index
 	t.endpoints = append(t.endpoints, e)
 	t.slots = append(t.slots, s)
 }

@@ -151,7 +151,7 @@ func (s *sim) price(now time.Time, r *simRequest) []score.Candidate {
 	s.cand = s.cand[:0]
 	req := score.Request{PromptTokens: r.prompt, OutputTokens: r.out}
 	for i, p := range s.pods {
-		_, unseen := p.ledger.Unseen()
+		unseen := p.ledger.UnseenBlocks()
 		e := score.Endpoint{
 			Key: p.key, BlockSize: simBlock, Matched: p.match(r, true), Trust: 1, Prefill: simPrefill,
 			HasLoad: true, Running: p.running, Blocks: simBlocks, Cached: len(p.idle),
@@ -232,7 +232,7 @@ func (s *sim) start(p *simPod) {
 		p.running++
 		r.ttft = s.now - r.at
 		p.ledger.Over(s.clock(), &r.flight)
-		p.ledger.Observed(s.clock())
+		p.ledger.Observed(s.clock(), s.clock(), 0)
 		step := 18e6 + 85*float64(p.tokens)
 		s.after(time.Duration(float64(r.out)*step), func() { s.finish(p, r) })
 		s.start(p)

@@ -171,6 +171,7 @@ func (p *Proxy) request(r *http.Request, req *openai.Request, id string, withPro
 	pick := picker.Request{
 		ID: id, Model: req.Model, MaxOutputTokens: req.MaxTokens, NoCacheRead: req.PromptLogprobs,
 		Flow: p.flow(r), Session: p.session(r, req), Bytes: req.PromptBytes,
+		NoFirstToken: !req.Stream,
 	}
 	if p.cfg.PriorityHeader != "" {
 		pick.Priority, _ = strconv.Atoi(r.Header.Get(p.cfg.PriorityHeader)) // not a number: 0

@@ -194,6 +194,10 @@ func (p *Params) Prepare(e *Endpoint) {
 	e.prepared = true
 }
 
+// PrefillTime returns the milliseconds of a prefill of uncached tokens behind cached ones at the present speed. Prepare must
+// have been called.
+func (e *Endpoint) PrefillTime(uncached, cached int) float64 { return e.prefill.Time(uncached, cached) }
+
 // Price fills c with what endpoint e costs request r. It allocates nothing.
 func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	if !e.prepared {

@@ -27,7 +27,7 @@ const (
 func newFleet(w *world) (policy, error) {
 	f := &fleet{w: w, pods: map[string]int{}}
 	cfg := picker.Default()
-	cfg.Receipts, cfg.Gossip.NodeName = 0, "gateway"
+	cfg.Receipts = 0
 	// In blocks: as many tokens as with the engine's own block size.
 	cfg.Score.MinMatch = max(1, cfg.Score.MinMatch*engineBlock/w.cfg.Trace.BlockTokens)
 	cfg.BlockSize, f.failure = w.cfg.Trace.BlockTokens, cfg.Failure
@@ -37,11 +37,12 @@ func newFleet(w *world) (policy, error) {
 		f.pods[endpointID(i)] = i
 	}
 	for i := range w.cfg.Gateways {
+		cfg.Gossip.NodeName = fmt.Sprintf("gateway-%d", i)
 		s, err := picker.NewStepped(cfg, at(0), w.cfg.Seed+uint64(i))
 		if err != nil {
 			return nil, err
 		}
-		f.gateways = append(f.gateways, &gateway{fleet: f, index: i, picker: s, woken: never})
+		f.gateways = append(f.gateways, &gateway{fleet: f, index: i, picker: s, woken: never, tells: never})
 	}
 	f.agents = make([]*agent, len(w.pods))
 	for _, p := range w.pods {
@@ -60,7 +61,7 @@ func endpointID(pod int) string { return fmt.Sprintf("10.0.0.%d:8000", pod+1) }
 func (f *fleet) arrive(now time.Duration, j *job) {
 	g := f.gateways[j.gateway]
 	req := picker.Request{
-		ID: fmt.Sprint(j.index), PromptTokens: j.prompt(), Session: fmt.Sprint(j.request.session), Flow: j.flow, Avoid: g.avoid(j),
+		ID: fmt.Sprint(j.index), PromptTokens: j.prompt(), Session: fmt.Sprint(j.request.session), Flow: j.flow, Avoid: g.avoid(j), NoFirstToken: j.whole,
 		Chains: []blockhash.Chain{{BlockSize: f.w.cfg.Trace.BlockTokens, Seed: f.w.prompts.hasher.Fingerprint(), Hashes: j.request.chain}},
 	}
 	s := g.picker.Submit(at(now), req, func(d picker.Decision, err error) {
@@ -120,6 +121,7 @@ type gateway struct {
 	picker *picker.Stepped
 	woken  time.Duration // of the next step
 	out    uint64        // pods that could not be reached, a bit each
+	tells  time.Duration // when the other gateways are told next
 }
 
 // step gives the picker its turn.
@@ -132,6 +134,27 @@ func (g *gateway) step(now time.Duration) {
 				g.woken = never
 				g.step(now)
 			}
+		})
+	}
+	g.tell(now)
+}
+
+// tell sends the other gateways what is due, and comes back when something will be.
+func (g *gateway) tell(now time.Duration) {
+	f := g.fleet
+	packets, due := g.picker.Tell(at(now))
+	for _, packet := range packets {
+		for _, other := range f.gateways {
+			if other != g {
+				other.hear(now+f.w.cfg.StateDelay, packet)
+			}
+		}
+	}
+	if next := due.Sub(start); !due.IsZero() && next < g.tells {
+		g.tells = next
+		f.w.at(next, func(now time.Duration) {
+			g.tells = never
+			g.tell(now)
 		})
 	}
 }

@@ -1,0 +1,207 @@
+package picker
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/grapevine-llm/grapevine/gossip/mesh"
+	"github.com/grapevine-llm/grapevine/gossip/wire"
+)
+
+// gateways are several stepped pickers that hear the same agents and each other.
+type gateways struct {
+	t      *testing.T
+	now    time.Time
+	all    []*Stepped
+	agents []*agent
+}
+
+func newGateways(t *testing.T, n, agents int) *gateways {
+	g := &gateways{t: t, now: time.Unix(1000, 0)}
+	for i := range n {
+		cfg := Default()
+		cfg.Gossip.NodeName = fmt.Sprintf("gateway-%d", i)
+		s, err := NewStepped(cfg, g.now, uint64(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.all = append(g.all, s)
+	}
+	for i := range agents {
+		a := (&fleet{Picker: g.all[0].picker, t: t}).newAgent(i)
+		a.clock = g.now
+		g.agents = append(g.agents, a)
+		for _, s := range g.all {
+			if err := s.Hear(g.now, a.info.Append(nil, wire.NodeHash(a.info.Node))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	g.tick()
+	return g
+}
+
+// tick lets every agent say its load.
+func (g *gateways) tick() {
+	for _, a := range g.agents {
+		a.pub.SetLoad(g.now, a.load)
+		for _, b := range a.pub.Ticks(g.now) {
+			for _, s := range g.all {
+				if err := s.Hear(g.now, b); err != nil {
+					g.t.Fatal(err)
+				}
+			}
+		}
+	}
+	for _, s := range g.all {
+		s.Ask(g.now)
+		s.Step(g.now)
+	}
+}
+
+// pass lets time go by and the gateways tell each other.
+func (g *gateways) pass(d time.Duration) {
+	g.now = g.now.Add(d)
+	for i, s := range g.all {
+		packets, _ := s.Tell(g.now)
+		for j, other := range g.all {
+			for _, b := range packets {
+				if j == i {
+					continue
+				}
+				if err := other.Hear(g.now, b); err != nil {
+					g.t.Fatal(err)
+				}
+			}
+		}
+	}
+	g.tick()
+}
+
+// submit hands a request to a gateway. The decision's reason is empty as long as the request is held.
+func (g *gateways) submit(gateway int, id string, tokens []uint32) *Decision {
+	d := new(Decision)
+	g.all[gateway].Submit(g.now, Request{ID: id, TokenIDs: tokens}, func(got Decision, err error) {
+		if err != nil {
+			g.t.Errorf("%s: %v", id, err)
+		}
+		*d = got
+	})
+	return d
+}
+
+func (g *gateways) endpoint(gateway int, id string) EndpointStatus {
+	for _, e := range g.all[gateway].picker.Status().Endpoints {
+		if e.ID == id {
+			return e
+		}
+	}
+	g.t.Fatalf("gateway %d has no endpoint %s", gateway, id)
+	return EndpointStatus{}
+}
+
+func TestGatewaysKnowEachOthersRequests(t *testing.T) {
+	g := newGateways(t, 2, 2)
+	first := g.submit(0, "first", prompt(1, 8000))
+	g.pass(hintPause)
+	if e := g.endpoint(1, first.Endpoint.ID); e.Others != 1 || e.Prefills != 1 || e.QueueMs <= 0 || e.Outstanding != 0 {
+		t.Fatalf("the other gateway sees %+v", e)
+	}
+	second := g.submit(1, "second", prompt(2, 8000))
+	if second.Endpoint.ID == "" || second.Endpoint.ID == first.Endpoint.ID {
+		t.Fatalf("the second request went to %q, want the endpoint that is free", second.Endpoint.ID)
+	}
+	g.pass(hintPause)
+	third := g.submit(0, "third", prompt(3, 8000))
+	if third.Reason != "" {
+		t.Fatalf("the third request went to %q, but both endpoints are busy", third.Endpoint.ID)
+	}
+	g.pass(200 * time.Millisecond)
+	g.all[1].FirstToken(g.now, *second)
+	if g.pass(hintPause); third.Endpoint.ID != "" && third.Endpoint.ID != second.Endpoint.ID {
+		t.Errorf("the third request went to %s, want %s, whose prefill is over", third.Endpoint.ID, second.Endpoint.ID)
+	}
+	if g.pass(2 * turnPause); third.Endpoint.ID != second.Endpoint.ID {
+		t.Errorf("the third request went to %q, want %s", third.Endpoint.ID, second.Endpoint.ID)
+	}
+	g.all[0].Done(g.now, *first, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+	g.all[1].Done(g.now, *second, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+	g.pass(hintPause)
+	for i := range g.all {
+		for _, a := range []string{first.Endpoint.ID, second.Endpoint.ID} {
+			want := 0
+			if e := g.endpoint(i, a); i == 1 && a == third.Endpoint.ID {
+				want = 1
+			} else if e.Others != want {
+				t.Errorf("gateway %d still counts %d requests of others on %s", i, e.Others, a)
+			}
+		}
+	}
+}
+
+func TestGatewaysMarkForEachOther(t *testing.T) {
+	g := newGateways(t, 2, 2)
+	shared := prompt(1, 8000)
+	first := g.submit(0, "first", shared)
+	g.pass(hintPause)
+	// The same beginning, and 320 tokens of its own: cheaper to wait for the endpoint that computes it.
+	second := g.submit(1, "second", append(append([]uint32(nil), shared[:7680]...), prompt(2, 320)...))
+	if second.Reason != "" {
+		t.Fatalf("the second request went to %s at once; the first is on %s", second.Endpoint.ID, first.Endpoint.ID)
+	}
+	g.pass(100 * time.Millisecond)
+	g.all[0].FirstToken(g.now, *first)
+	g.pass(hintPause)
+	if g.pass(2 * turnPause); second.Endpoint.ID != first.Endpoint.ID {
+		t.Fatalf("the second request went to %q, want %s", second.Endpoint.ID, first.Endpoint.ID)
+	}
+	if got, want := second.MatchedBlocks, 7680/blockSize; got < want*9/10 || got > want {
+		t.Errorf("%d blocks matched, %d are shared", got, want)
+	}
+}
+
+func TestGatewayForgetsAnother(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(g *gateways)
+	}{
+		{"its requests' time is over", func(g *gateways) { g.pass(10 * time.Second) }},
+		{"it has left", func(g *gateways) {
+			(*listener)(g.all[1].picker).NodeDown(g.now, mesh.Member{Role: mesh.RolePicker, Hash: g.all[0].picker.hints.node})
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			g := newGateways(t, 2, 1)
+			d := g.submit(0, "first", prompt(1, 8000))
+			if g.pass(hintPause); g.endpoint(1, d.Endpoint.ID).Others != 1 {
+				t.Fatal("nothing was heard of the request")
+			}
+			test.do(g)
+			if e := g.endpoint(1, d.Endpoint.ID); e.Others != 0 || e.Prefills != 0 {
+				t.Errorf("%d requests and %d prefills of it still count", e.Others, e.Prefills)
+			}
+		})
+	}
+}
+
+func TestBadHintsAreCounted(t *testing.T) {
+	g := newGateways(t, 2, 1)
+	s := g.all[1]
+	elsewhere := wire.Hint{Number: 1, Bound: []wire.HintBound{{ID: 1, Key: wire.Key{Endpoint: 99}}}}
+	if err := s.Hear(g.now, elsewhere.Append(nil, 5)); err != nil {
+		t.Error(err)
+	}
+	cut := elsewhere.Append(nil, 5)
+	if err := s.Hear(g.now, cut[:len(cut)-3]); err == nil {
+		t.Error("a packet cut short is no error")
+	}
+	own := wire.Hint{Number: 1, Ended: []uint64{1}}
+	if err := s.Hear(g.now, own.Append(nil, s.picker.hints.node)); err != nil {
+		t.Error(err)
+	}
+	got := s.picker.hints.status()
+	if got.Unknown != 1 || got.Unread != 1 || got.Received != 1 {
+		t.Errorf("counts %+v, want one unknown endpoint, one packet unread, one received", got)
+	}
+}
