@@ -19,6 +19,7 @@ type metrics struct {
 	endpoints, reporting, digestAge, bias, trust *prometheus.Desc
 	held, heldBytes, heldTokens, wanted          *prometheus.Desc
 	drops, ignored, frozen                       *prometheus.Desc
+	gateways, hints, others, othersNow           *prometheus.Desc
 }
 
 // newMetrics registers the metrics; without a registerer there are none.
@@ -58,6 +59,10 @@ func newMetrics(p *Picker, r prometheus.Registerer) (*metrics, error) {
 		drops:      desc("grapevine_gossip_dropped_total", "Gossip messages not taken, by who refused them and why.", "by", "reason"),
 		ignored:    desc("grapevine_verdicts_ignored", "Endpoints that gossip calls unusable beyond what it may exclude."),
 		frozen:     desc("grapevine_view_frozen_ratio", "1 while the gateway mistrusts its own view, else 0."),
+		gateways:   desc("grapevine_other_gateways", "Other gateways of the pool, which are told of the requests bound here."),
+		hints:      desc("grapevine_hint_packets_total", "Packets between gateways about requests bound: sent, unsent (an error), received, lost on the way here, unread (damaged).", "result"),
+		others:     desc("grapevine_other_gateways_requests_total", "Requests of other gateways: bound (heard of), expired (not ended two seconds after their prefill should have), refused (too many), unknown (on endpoints that this gateway does not have).", "result"),
+		othersNow:  desc("grapevine_other_gateways_requests", "Requests of other gateways that this one counts on its endpoints now."),
 	}
 	for _, c := range []prometheus.Collector{m.picks, m.refusal, m.hold, m.error, m.missing, m} {
 		if err := r.Register(c); err != nil {
@@ -95,6 +100,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.endpoints, m.reporting, m.digestAge, m.bias, m.trust,
 		m.held, m.heldBytes, m.heldTokens, m.wanted, m.drops, m.ignored, m.frozen,
+		m.gateways, m.hints, m.others, m.othersNow,
 	} {
 		ch <- d
 	}
@@ -107,9 +113,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	var rungs [len(rungNames)]int
+	others := 0
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		rungs[e.Rung]++
+		others += e.Others
 		gauge(m.bias, e.MeanError, e.ID)
 		gauge(m.trust, e.Trust, e.ID)
 		if e.DigestAgeMs >= 0 {
@@ -127,15 +135,27 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.ignored, float64(s.IgnoredVerdicts))
 	gauge(m.frozen, map[bool]float64{true: 1}[s.Frozen])
 	if s.Gossip != nil {
+		counter := func(d *prometheus.Desc, n uint64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+		}
 		for reason, n := range s.Gossip.View.Drops {
-			ch <- prometheus.MustNewConstMetric(m.drops, prometheus.CounterValue, float64(n), "view", reason)
+			counter(m.drops, n, "view", reason)
 		}
 		gm := &s.Gossip.Mesh
 		for reason, n := range map[string]uint64{
 			"inbox full": gm.InboxDropped, "handoff full": gm.HandoffDropped, "other key": gm.KeyMismatches,
 			"other label": gm.LabelMismatches, "foreign meta": gm.ForeignMeta, "network not allowed": gm.RefusedByCIDR,
 		} {
-			ch <- prometheus.MustNewConstMetric(m.drops, prometheus.CounterValue, float64(n), "mesh", reason)
+			counter(m.drops, n, "mesh", reason)
+		}
+		h := &s.Gossip.Hint
+		gauge(m.gateways, float64(h.Gateways))
+		gauge(m.othersNow, float64(others))
+		for result, n := range map[string]uint64{"sent": h.Sent, "unsent": h.Unsent, "received": h.Received, "lost": h.Lost, "unread": h.Unread} {
+			counter(m.hints, n, result)
+		}
+		for result, n := range map[string]uint64{"bound": h.Bound, "expired": h.Expired, "refused": h.Refused, "unknown": h.Unknown} {
+			counter(m.others, n, result)
 		}
 	}
 }

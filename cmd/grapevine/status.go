@@ -61,6 +61,10 @@ func newStatusCommand() *cobra.Command {
 func writeStatus(w io.Writer, s *picker.Status) {
 	fmt.Fprintf(w, "pool %s: %d endpoints, %d with an agent that reports; models: %s\n", s.Pool, len(s.Endpoints), s.Reporting, orNone(strings.Join(s.Models, ", ")))
 	fmt.Fprintf(w, "held: %d requests, %d uncached tokens; endpoints wanted: %d\n", s.Held.Requests, s.Held.UncachedTokens, s.Held.Wanted)
+	if g := s.Gossip; g != nil && g.Hint.Gateways > 0 {
+		h := &g.Hint
+		fmt.Fprintf(w, "other gateways: %d; %d packets sent, %d received, %d lost; heard of %d requests\n", h.Gateways, h.Sent, h.Received, h.Lost, h.Bound)
+	}
 	if s.Frozen {
 		fmt.Fprintln(w, "view frozen for a few seconds: many agents fell silent at once, or this gateway got no CPU for over 200 ms; ages are as of then")
 	}
@@ -68,13 +72,13 @@ func writeStatus(w io.Writer, s *picker.Status) {
 		fmt.Fprintln(w, "draining")
 	}
 	t := newTable(w)
-	t.AppendHeader(table.Row{"endpoint", "known by", "digest age", "running", "waiting", "blocks used", "cached", "own requests", "trust", "remarks"})
+	t.AppendHeader(table.Row{"endpoint", "known by", "digest age", "running", "waiting", "blocks used", "cached", "own requests", "others'", "trust", "remarks"})
 	for _, e := range s.Endpoints {
 		age := "-"
 		if e.DigestAgeMs >= 0 {
 			age = fmt.Sprintf("%.0f ms", e.DigestAgeMs)
 		}
-		t.AppendRow(table.Row{e.ID, e.Rung, age, e.Running, e.Waiting, max(0, e.Blocks-e.FreeBlocks-e.CachedBlocks), e.CachedBlocks, e.Outstanding, fmt.Sprintf("%.2f", e.Trust), remarks(&e)})
+		t.AppendRow(table.Row{e.ID, e.Rung, age, e.Running, e.Waiting, max(0, e.Blocks-e.FreeBlocks-e.CachedBlocks), e.CachedBlocks, e.Outstanding, e.Others, fmt.Sprintf("%.2f", e.Trust), remarks(&e)})
 	}
 	t.Render()
 }

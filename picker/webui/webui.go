@@ -27,6 +27,7 @@ type update struct {
 	Decisions  []decision `json:"decisions"` // since the last event, oldest first
 	Held       int        `json:"held"`
 	HeldTokens int        `json:"held_tokens"`
+	Gateways   int        `json:"gateways"` // others
 }
 
 type endpoint struct {
@@ -37,6 +38,7 @@ type endpoint struct {
 	AgeMs        int    `json:"age_ms"` // -1: no agent
 	Running      int    `json:"running"`
 	Waiting      int    `json:"waiting"`
+	Others       int    `json:"others"` // requests of other gateways
 	BlocksCached int    `json:"blocks_cached"`
 }
 
@@ -95,10 +97,13 @@ func stream(w http.ResponseWriter, r *http.Request, p *picker.Picker) {
 func next(p *picker.Picker, since *time.Time) update {
 	s := p.Status()
 	u := update{Endpoints: []endpoint{}, Decisions: []decision{}, Held: s.Held.Requests, HeldTokens: s.Held.UncachedTokens}
+	if s.Gossip != nil {
+		u.Gateways = s.Gossip.Hint.Gateways
+	}
 	for _, e := range s.Endpoints {
 		u.Endpoints = append(u.Endpoints, endpoint{
 			ID: e.ID, Rung: e.Rung.String(), Partial: e.Partial, Out: e.Out, AgeMs: int(e.DigestAgeMs),
-			Running: max(e.Running, e.Outstanding), Waiting: e.Waiting, BlocksCached: e.CachedBlocks,
+			Running: max(e.Running, e.Outstanding), Waiting: e.Waiting, Others: e.Others, BlocksCached: e.CachedBlocks,
 		})
 	}
 	receipts := p.Receipts(perInterval)
