@@ -199,8 +199,9 @@ func (f *Fleet) gossip(name string, port int) (join string, args []string, err e
 
 // Endpoint is what a gateway's status says of one endpoint.
 type Endpoint struct {
-	ID   string `json:"id"`
-	Rung string `json:"rung"`
+	ID     string `json:"id"`
+	Rung   string `json:"rung"`
+	Others int    `json:"others"` // requests of other gateways
 }
 
 // Status asks a gateway for its endpoints.
