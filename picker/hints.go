@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -25,6 +26,7 @@ const (
 type hints struct {
 	node     uint64 // this gateway's
 	out      *hint.Outbox
+	due      *time.Timer     // ends hintPause after there is something to tell; nil: nobody listens to it
 	gateways map[uint64]bool // that are to be told, by node hash; nil: whoever asks by Stepped.Tell
 	book     hint.Book[*flight]
 	marks    []hintMark // ascending serials
@@ -66,6 +68,22 @@ func (h *hints) status() HintStats {
 // tells reports whether anybody is to be told.
 func (h *hints) tells() bool { return h.gateways == nil || len(h.gateways) > 0 }
 
+// hintSoon is called before something is added that is to be told. A gateway that has nothing to tell is not woken.
+func (h *hints) hintSoon() {
+	if h.due != nil && h.out.Empty() {
+		h.due.Reset(hintPause)
+	}
+}
+
+// hintHeld tells whether requests wait here. Caller holds p.mu.
+func (p *Picker) hintHeld(now time.Time) {
+	if p.hints.due != nil && p.hints.tells() && p.hints.out.Empty() {
+		if p.hints.out.Held(now, p.queue.Len()); !p.hints.out.Empty() {
+			p.hints.due.Reset(hintPause)
+		}
+	}
+}
+
 // hintBound tells other gateways of a request that was just bound. Caller holds p.mu.
 func (p *Picker) hintBound(now time.Time, q *query, i int, f *flight, chain []blockhash.Hash, digest int) {
 	if !p.hints.tells() {
@@ -75,6 +93,7 @@ func (p *Picker) hintBound(now time.Time, q *query, i int, f *flight, chain []bl
 	if !p.policy.Load().Speculation {
 		first = len(chain)
 	}
+	p.hints.hintSoon()
 	f.hint = p.hints.out.Bound(now, wire.HintBound{
 		Key: q.table.slots[i].key, PromptTokens: uint32(max(0, q.tokens)), CachedTokens: uint32(f.predicted), Blocks: uint32(f.Blocks),
 		Last: uint64(f.last), Before: uint64(f.before), First: uint32(first), Count: uint32(len(chain)),
@@ -86,12 +105,14 @@ func (p *Picker) hintBound(now time.Time, q *query, i int, f *flight, chain []bl
 func (p *Picker) hintOver(now time.Time, f *flight) {
 	if f.hint != 0 && !f.told && p.hints.tells() {
 		f.told = true
+		p.hints.hintSoon()
 		p.hints.out.Over(now, f.hint)
 	}
 }
 
 func (p *Picker) hintEnded(now time.Time, f *flight) {
 	if f.hint != 0 && p.hints.tells() {
+		p.hints.hintSoon()
 		p.hints.out.Ended(now, f.hint)
 	}
 }
@@ -111,6 +132,23 @@ func (p *Picker) turnDelay(now time.Time, e *endpoint) time.Duration {
 func (p *Picker) opened(now time.Time, e *endpoint) {
 	if p.queue.Len() > 0 && now.Sub(e.free) > turnRound {
 		e.free = now
+	}
+}
+
+// telling sends the other gateways what is to be told, until ctx ends.
+func (p *Picker) telling(ctx context.Context) {
+	due := time.NewTimer(hintPause)
+	defer due.Stop()
+	p.mu.Lock()
+	p.hints.due = due
+	p.mu.Unlock()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-due.C:
+			p.tell(now)
+		}
 	}
 }
 
@@ -171,6 +209,9 @@ func (p *Picker) hear(now time.Time, packet []byte) error {
 		if f, ok := h.book.End(header.Node, id, now.Add(p.tail())); ok {
 			p.leave(now, f)
 		}
+	}
+	if p.queue.Len() > 0 {
+		p.wakeUp()
 	}
 	return nil
 }

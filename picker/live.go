@@ -80,7 +80,6 @@ func (p *listener) Message(now time.Time, b []byte) {
 // take gives a gossip packet to whom it concerns.
 func (p *Picker) take(now time.Time, b []byte) error {
 	if h, err := wire.DecodeHeader(b); err == nil && h.Type == wire.TypeHint {
-		defer p.wakeUp()
 		return p.hear(now, b)
 	}
 	p.viewMu.Lock()

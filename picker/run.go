@@ -32,7 +32,7 @@ func (p *Picker) Run(ctx context.Context) error {
 			gossip = p.mesh.Run(ctx)
 		})
 		wg.Go(func() { every(ctx, repairPause, p.repair) })
-		wg.Go(func() { every(ctx, hintPause, p.tell) })
+		wg.Go(func() { p.telling(ctx) })
 	}
 	if p.cfg.Probe != nil {
 		wg.Go(func() { every(ctx, probePause, func(now time.Time) { p.probe(ctx, &wg, now) }) })
@@ -96,6 +96,7 @@ func (p *Picker) look(now time.Time) time.Duration {
 	}
 	p.freshen(now)
 	p.pump(now)
+	p.hintHeld(now)
 	return p.nextLook(now)
 }
 
