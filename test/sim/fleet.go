@@ -28,6 +28,7 @@ func newFleet(w *world) (policy, error) {
 	f := &fleet{w: w, pods: map[string]int{}}
 	cfg := picker.Default()
 	cfg.Receipts = 0
+	cfg.Policy.Hold = w.cfg.Policy != early
 	// In blocks: as many tokens as with the engine's own block size.
 	cfg.Score.MinMatch = max(1, cfg.Score.MinMatch*engineBlock/w.cfg.Trace.BlockTokens)
 	cfg.BlockSize, f.failure = w.cfg.Trace.BlockTokens, cfg.Failure

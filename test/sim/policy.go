@@ -26,16 +26,19 @@ const sharedCache = "shared-cache"
 // memory is as seldom as ever.
 const exact = "grapevine-exact"
 
+// early is ours without late binding: each request is bound when it arrives, as with --holding=false.
+const early = "grapevine-early"
+
 // Policies lists the names of all policies: the peers', the bound, ours, and the reference for it.
 func Policies() []string {
 	return []string{
 		roundRobinName, "least-outstanding", "session-hash", "llmd-legacy", "llmd-default", "dynamo", "sglang", "min-ttft",
-		sharedCache, ours, exact,
+		sharedCache, ours, early, exact,
 	}
 }
 
 func newPolicy(w *world) (policy, error) {
-	if w.cfg.Policy == ours || w.cfg.Policy == exact {
+	if w.cfg.Policy == ours || w.cfg.Policy == early || w.cfg.Policy == exact {
 		return newFleet(w)
 	}
 	return newPeers(w), nil
