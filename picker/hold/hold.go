@@ -20,7 +20,8 @@
 //
 // Holds have to be long to be worth something: a request that is bound when its patience ends goes where it is computed
 // anew, and so makes the overload worse that made it wait. With agents' calls at four fifths of what round robin can carry
-// a limit of 10 s gave a mean time to first token of 87 s, one of two minutes 7 to 12 s (simulated, trace cc).
+// a limit of 10 s gave a mean time to first token of 87 s, one of two minutes 7 to 12 s (simulated, trace cc). The default is what
+// clients wait at most (OpenAI's SDK gives up after ten minutes).
 //
 // Everything is a state machine without clock or goroutine; nothing here may be called concurrently.
 package hold
@@ -50,7 +51,7 @@ type Config struct {
 // Default returns bounds for engines at real speed.
 func Default() Config {
 	return Config{
-		MaxAge:        2 * time.Minute,
+		MaxAge:        10 * time.Minute,
 		ShedAfter:     10 * time.Second,
 		DoubtAfter:    30 * time.Second,
 		DeadlineShare: 0.25,

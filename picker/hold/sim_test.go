@@ -149,7 +149,7 @@ func simulate(t *testing.T, n int, cfg hold.Config, requests []*simRequest) {
 
 func (s *sim) price(now time.Time, r *simRequest) []score.Candidate {
 	s.cand = s.cand[:0]
-	req := score.Request{PromptTokens: r.prompt, OutputTokens: r.out}
+	req := score.Request{PromptTokens: r.prompt, OutputTokens: r.out, Reuse: 0.2}
 	for i, p := range s.pods {
 		unseen := p.ledger.UnseenBlocks()
 		e := score.Endpoint{
