@@ -17,6 +17,7 @@ const (
 )
 
 const (
+	reuseRate    = 0.01                  // the same of the share that is cached, which is to say what sort of traffic there is
 	meanRate     = 0.05                  // weight of the newest request in the moving averages
 	rematchEvery = 20 * time.Millisecond // of held requests while digests change
 	markTail     = 2 * time.Second       // that marks outlive the predicted prefill
@@ -55,7 +56,7 @@ func (p *Picker) admit(now time.Time, q *query) (waits bool, err error) {
 		switch {
 		case i >= 0:
 			if q.policy == PolicyRoundRobin {
-				p.turn++
+				p.next++
 			}
 			p.commit(now, q, c[i], reason)
 			return false, nil
@@ -168,6 +169,9 @@ func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason strin
 	p.mark(now, q, i, chain)
 	p.hintBound(now, q, i, f, chain, digest)
 	p.meanPrefill += meanRate * (c.Terms.Prefill - p.meanPrefill)
+	if q.tokens > 0 {
+		p.reuse += reuseRate * (float64(f.predicted)/float64(q.tokens) - p.reuse)
+	}
 
 	q.decision = Decision{
 		RequestID: q.req.ID, Endpoint: e.public, Policy: q.policy, Rung: p.rung(q, i), Reason: reason,

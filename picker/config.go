@@ -72,6 +72,7 @@ type HoldConfig struct {
 type ScoreConfig struct {
 	Spread            float64       `json:"spread" help:"weight of the prefill that a choice adds for others"`
 	MinMatch          int           `json:"min-match" help:"blocks; a shorter match counts as none"`
+	Displacement      float64       `json:"displacement" help:"weight of the prefill that evicted blocks will need again"`
 	VictimTau         time.Duration `json:"victim-tau" help:"idle age at which an evicted block's recompute counts 1/e"`
 	LowerTierPerToken time.Duration `json:"lower-tier-per-token" help:"time to load a token's KV from a lower tier"`
 	Interference      float64       `json:"interference" help:"share of the slower decode that counts"`
@@ -129,7 +130,7 @@ func Default() Config {
 			MaxBound: 64, RetryAfter: time.Second,
 		},
 		Score: ScoreConfig{
-			Spread: s.Spread, MinMatch: s.MinMatch, VictimTau: duration(s.VictimTau),
+			Spread: s.Spread, MinMatch: s.MinMatch, Displacement: s.Displacement, VictimTau: duration(s.VictimTau),
 			LowerTierPerToken: duration(s.LowerTier), Interference: s.Interference,
 			ReadyWithin: duration(s.ReadyWithin), MemoryWait: duration(s.MemoryWait), OutputTokens: 256,
 			// Llama-3.1-70B FP8 on an H200: 3.7 s for 32,000 tokens.
@@ -170,7 +171,7 @@ func (c *Config) scale() float64 {
 
 func (c *Config) params() score.Params {
 	p := score.Default().Scaled(c.scale())
-	p.Spread, p.MinMatch, p.Interference = c.Score.Spread, c.Score.MinMatch, c.Score.Interference
+	p.Spread, p.MinMatch, p.Displacement, p.Interference = c.Score.Spread, c.Score.MinMatch, c.Score.Displacement, c.Score.Interference
 	p.VictimTau, p.LowerTier = ms(c.Score.VictimTau), ms(c.Score.LowerTierPerToken)
 	p.ReadyWithin, p.MemoryWait = ms(c.Score.ReadyWithin), ms(c.Score.MemoryWait)
 	return p

@@ -15,11 +15,13 @@ import (
 const (
 	hintPause = 10 * time.Millisecond // that hints gather
 	// turnPause is the time between two gateways' turns at an endpoint. It must be longer than it takes one to hear, by tick or
-	// hint, that the endpoint is free and the next one to hear what the first has done; twice as long costs little.
-	turnPause = 120 * time.Millisecond
-	turnRound = time.Second     // in which an endpoint may open anew to all
-	hintTail  = 2 * time.Second // that another gateway's request is counted after its predicted prefill, if nothing is heard
-	hintMarks = 4096            // marks of other gateways' requests kept
+	// hint, that the endpoint is free and the next one to hear what the first has done; two or three times as long costs little.
+	turnPause  = 200 * time.Millisecond
+	turnShare  = 0.25            // of a mean prefill that turnPause is at most
+	turnRound  = time.Second     // in which an endpoint may open anew to all
+	contention = 0.3             // mean prefills that another gateway's choice of the same endpoint costs, times how likely it is
+	hintTail   = 2 * time.Second // that another gateway's request is counted after its predicted prefill, if nothing is heard
+	hintMarks  = 4096            // marks of other gateways' requests kept
 )
 
 // hints is what gateways tell each other of the requests that they bind. Guarded by Picker.mu.
@@ -117,14 +119,20 @@ func (p *Picker) hintEnded(now time.Time, f *flight) {
 	}
 }
 
-// turnDelay is how long this gateway leaves an endpoint that has come free to others. All that hold requests would take it in
-// the same moment, before they hear of each other. So they take turns, drawn anew each second for each endpoint: by the wall
-// clock, since all know it and no lost hint puts them out of step for longer. (Gateways whose clocks are apart draw different
-// turns, and collide now and then.) Two short prefills on one endpoint do no harm and are not worth so long a wait.
-func (p *Picker) turnDelay(now time.Time, e *endpoint) time.Duration {
-	turn := uint64(now.Unix()) ^ e.hash
-	n := p.hints.book.Before(now, p.hints.node, func(node uint64) uint64 { return mix(node ^ turn) })
-	return time.Duration(n) * min(turnPause, duration(p.meanPrefill)/4)
+// turn says how many other gateways come before this one at an endpoint, and how many of these hold requests. All that hold some
+// would take an endpoint that comes free in the same moment, before they hear of each other; and all would choose the same one
+// of several that are free. So they take turns, drawn anew each second for each endpoint: by the wall clock, since all know it
+// and no lost hint puts them out of step for longer. (Gateways whose clocks are apart draw different turns, and collide now and
+// then.)
+func (p *Picker) turn(now time.Time, e *endpoint) (others, holding int) {
+	draw := uint64(now.Unix()) ^ e.hash
+	return p.hints.book.Before(now, p.hints.node, func(node uint64) uint64 { return mix(node ^ draw) })
+}
+
+// turnPause is how long a gateway leaves a free endpoint to the one whose turn is before its own. Two short prefills on one
+// endpoint do no harm and are not worth so long a wait.
+func (p *Picker) turnPause() time.Duration {
+	return min(turnPause, duration(turnShare*p.meanPrefill))
 }
 
 // opened is a tick that says that an engine has room again, to all gateways at once. An endpoint that opens again and again

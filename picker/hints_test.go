@@ -161,6 +161,40 @@ func TestGatewaysMarkForEachOther(t *testing.T) {
 	}
 }
 
+// Two gateways that choose in the same moment, before one hears of the other, choose different endpoints of several that are
+// free, as long as each has one whose turn is its own.
+func TestGatewaysShareFreeEndpoints(t *testing.T) {
+	g := newGateways(t, 2, 8)
+	apart := 0
+	for round := range uint64(20) {
+		var turns [2]int
+		for i, s := range g.all {
+			for _, e := range s.picker.table.Load().endpoints {
+				if others, _ := s.picker.turn(g.now, e); others == 0 {
+					turns[i]++
+				}
+			}
+		}
+		a, b := g.submit(0, "a", prompt(2*round, 2000)), g.submit(1, "b", prompt(2*round+1, 2000))
+		if round > 0 && turns[0] > 0 && turns[1] > 0 { // in the first they don't know of each other
+			if apart++; a.Endpoint.ID == b.Endpoint.ID {
+				t.Errorf("round %d: both went to %s", round, a.Endpoint.ID)
+			}
+		}
+		g.pass(hintPause)
+		for i, d := range []*Decision{a, b} {
+			g.all[i].FirstToken(g.now, *d)
+			g.all[i].Done(g.now, *d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+		}
+		g.pass(hintPause)
+		g.now = g.now.Add(900 * time.Millisecond)
+		g.tick()
+	}
+	if apart < 10 {
+		t.Errorf("only %d rounds with a turn for both", apart)
+	}
+}
+
 func TestGatewayForgetsAnother(t *testing.T) {
 	for _, test := range []struct {
 		name string

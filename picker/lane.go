@@ -28,7 +28,12 @@ func (p *Picker) book(now time.Time, e *endpoint) {
 	if queue > 0 || e.free.After(now) {
 		e.free = now.Add(queue)
 	}
-	l.open = e.free.Add(p.turnDelay(now, e))
+	others, holding := p.turn(now, e)
+	l.open = e.free.Add(time.Duration(holding) * p.turnPause())
+	f.Contention = 0
+	if others > 0 {
+		f.Contention = contention * p.meanPrefill
+	}
 	f.Queue = ms(max(0, l.open.Sub(now)))
 	f.Outstanding = e.ledger.Outstanding()
 	f.Full = e.ledger.Prefills() >= p.cfg.Hold.MaxBound

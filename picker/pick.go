@@ -56,13 +56,14 @@ type Picker struct {
 	priceHeld   hold.Price[*query]
 	running     bool
 	draining    bool
-	turn        uint64 // of the round robin
+	next        uint64 // turn of the round robin
 	ignored     int    // verdicts beyond what gossip may exclude
 	trouble     bool   // some endpoint may be excluded or out
 	refreshed   time.Time
 	fleet       fleetSpeed
 	meanPrefill float64
 	meanOutput  float64
+	reuse       float64
 	candidates  []score.Candidate // of the last price
 	equal       []score.Candidate // scratch
 	cheapest    []int             // scratch
@@ -92,6 +93,7 @@ func newPicker(cfg Config, clock func() time.Time, seed uint64) (*Picker, error)
 		hosts: map[string]*host{}, static: map[string]bool{},
 		meanPrefill: cfg.Score.prefill().Time(2048, 0),
 		meanOutput:  float64(cfg.Score.OutputTokens),
+		reuse:       0.5,
 	}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)

@@ -56,7 +56,7 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 	if p.trouble {
 		class = p.bestClass(now, q)
 	}
-	r := score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req)}
+	r := score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req), Fleet: p.fleet.prefill, Reuse: p.reuse}
 	used := 0
 	for i := range lanes {
 		if !q.may(i) || p.trouble && p.class(now, q, i) != class {
@@ -144,7 +144,7 @@ func (p *Picker) bypasses(q *query, policy *shares) bool {
 func (p *Picker) choose(q *query, c []score.Candidate, policy *shares) (int, string) {
 	switch {
 	case q.policy == PolicyRoundRobin:
-		return int(p.turn % uint64(len(c))), reasonEarly
+		return int(p.next % uint64(len(c))), reasonEarly
 	case q.policy == PolicyLeastLoad:
 		return p.leastLoaded(q, c), reasonEarly
 	case p.blind(q.table):

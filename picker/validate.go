@@ -76,6 +76,7 @@ func (c Config) Validate() error {
 	positive("hold.retry-after", c.Hold.RetryAfter)
 
 	notNegative("score.spread", c.Score.Spread)
+	notNegative("score.displacement", c.Score.Displacement)
 	atLeast("score.min-match", c.Score.MinMatch, 0)
 	positive("score.victim-tau", c.Score.VictimTau)
 	notNegative("score.lower-tier-per-token", float64(c.Score.LowerTierPerToken))

@@ -44,15 +44,19 @@ func (b *Book[V]) Stats() Stats { return b.stats }
 // Gateways returns how many gateways have told something.
 func (b *Book[V]) Gateways() int { return len(b.gateways) }
 
-// Before counts the gateways that hold requests and whose turn, drawn by turn from their node hash, comes before own.
-func (b *Book[V]) Before(now time.Time, own uint64, turn func(node uint64) uint64) int {
-	n, mine := 0, turn(own)
+// Before counts the gateways heard of lately whose turn, drawn by turn from their node hash, comes before own, and those of them
+// that hold requests.
+func (b *Book[V]) Before(now time.Time, own uint64, turn func(node uint64) uint64) (all, holding int) {
+	mine := turn(own)
 	for node, g := range b.gateways {
-		if g.held > 0 && now.Sub(g.heard) < heldFor && turn(node) < mine {
-			n++
+		if now.Sub(g.heard) < heldFor && turn(node) < mine {
+			all++
+			if g.held > 0 {
+				holding++
+			}
 		}
 	}
-	return n
+	return all, holding
 }
 
 // Hear notes that a packet of a gateway has come at now, with its number and how many requests it holds. It reports false for a gateway that is one too many: its packet is not

@@ -246,6 +246,60 @@ func TestBook(t *testing.T) {
 	}
 }
 
+func TestBefore(t *testing.T) {
+	now := time.Unix(100, 0)
+	var b Book[string]
+	b.Hear(now, 10, 1, 2)
+	b.Hear(now, 30, 1, 0)
+	b.Hear(now, 50, 1, 4)
+	b.Hear(now.Add(-heldFor), 20, 1, 9) // silent since
+	same := func(node uint64) uint64 { return node }
+	for _, test := range []struct {
+		own          uint64
+		all, holding int
+	}{{5, 0, 0}, {20, 1, 1}, {40, 2, 1}, {60, 3, 2}} {
+		if all, holding := b.Before(now, test.own, same); all != test.all || holding != test.holding {
+			t.Errorf("before %d: %d gateways, %d hold requests; want %d, %d", test.own, all, holding, test.all, test.holding)
+		}
+	}
+}
+
+func TestHeldIsSaidAgain(t *testing.T) {
+	o := NewOutbox(node)
+	now := time.Unix(100, 0)
+	said := func(held int) int {
+		t.Helper()
+		o.Held(now, held)
+		n := -1
+		for _, p := range o.Take(now) {
+			_, m, err := wire.Decode(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n = int(m.(*wire.Hint).Held)
+		}
+		return n
+	}
+	for _, step := range []struct {
+		wait time.Duration
+		held int
+		want int // in a packet; -1: none
+		why  string
+	}{
+		{0, 0, -1, "nothing held, nothing to say"},
+		{0, 3, 3, "the first"},
+		{sayAgain / 2, 5, -1, "known to hold some"},
+		{sayAgain / 2, 5, 5, "so that it is believed on"},
+		{0, 0, 0, "none any more"},
+		{time.Hour, 0, -1, "and none"},
+	} {
+		now = now.Add(step.wait)
+		if got := said(step.held); got != step.want {
+			t.Errorf("%s: %d held said, want %d", step.why, got, step.want)
+		}
+	}
+}
+
 func BenchmarkShared(b *testing.B) {
 	chain := make([]blockhash.Hash, 2000)
 	for i := range chain {

@@ -2,11 +2,13 @@
 //
 // The price of an endpoint is
 //
-//	c = (1 + g) x own uncached prefill + displacement + lower-tier load + decode interference + load
+//	c = own uncached prefill + g x the same at the fleet's mean speed + displacement + lower-tier load + decode interference + load
 //
 // The second helping of prefill, g, is the work that the choice adds for everybody else: choosing by one's own time to
-// first token alone recomputes shared prefixes and loses under load. Displacement is the recompute work that the
-// request's new blocks cause by evicting blocks of others. Beside the price stands the expected wait: how long until the
+// first token alone recomputes shared prefixes and loses under load. It is counted at the mean speed, for a second of a slow
+// endpoint is worth less: with the endpoints' own speeds everybody crowds onto the fast ones until nothing stays in their caches.
+// Displacement is the recompute work that the request's new blocks cause by evicting blocks of others: the more of the traffic
+// finds its blocks again the more of it. Beside the price stands the expected wait: how long until the
 // endpoint can start the prefill. Binding at arrival minimises wait + c; package hold waits for a ready endpoint instead.
 //
 // Everything is a pure function of facts. The package doesn't know where they come from, nor which endpoints may be used.
@@ -37,6 +39,7 @@ func (m Model) Scaled(s float64) Model {
 type Params struct {
 	Spread       float64 // g: weight of the work that a choice adds for others
 	MinMatch     int     // blocks; a shorter match counts as none
+	Displacement float64 // weight of the recompute that evictions cause
 	VictimTau    float64 // idle age at which a victim's recompute counts 1/e
 	LowerTier    float64 // load from a lower tier, per token
 	Interference float64 // share of the slower decode that counts
@@ -56,6 +59,7 @@ func Default() Params {
 	return Params{
 		Spread:       1,
 		MinMatch:     4,
+		Displacement: 5,
 		VictimTau:    60_000,
 		LowerTier:    0.006,
 		Interference: 0.05,
@@ -89,6 +93,12 @@ func (p Params) Scaled(s float64) Params {
 type Request struct {
 	PromptTokens int
 	OutputTokens int // expected
+	// Fleet is the mean prefill cost of the endpoints: what a choice adds for others is priced by it, since a slow endpoint's
+	// time is worth less. The zero Model means the endpoint's own.
+	Fleet Model
+	// Reuse is the share of prompt tokens that were found in caches lately, 0 to 1: where little comes again, little is lost
+	// by an eviction.
+	Reuse float64
 
 	// Of the block size below, kept since nearly all endpoints of a pool have the same.
 	blockSize int
@@ -119,6 +129,7 @@ type Endpoint struct {
 	PendingBlocks int     // KV blocks of own requests that the engine's figures may not show yet
 	Waiting       int     // requests in the engine's queue that this gateway did not bind
 	Full          bool    // own requests wait here up to the limit
+	Contention    float64 // expected loss to a request that another gateway is about to bind here
 
 	Stale   bool // ranks behind every endpoint that is not
 	HasLoad bool // the engine's own figures are known: those from Running on
@@ -126,7 +137,7 @@ type Endpoint struct {
 	prepared bool
 	sized    bool    // HasLoad, and the number of blocks is known
 	prefill  Model   // Prefill at the GPU's present speed
-	block    float64 // displacement per evicted block
+	block    float64 // displacement per evicted block, in tokens
 	slower   float64 // interference per token of the answer
 	room     int     // KV blocks that can be had, but for PendingBlocks
 	most     int     // KV blocks that can be had of an empty engine
@@ -149,7 +160,7 @@ type Endpoint struct {
 // Terms are the parts of a price, milliseconds each.
 type Terms struct {
 	Prefill      float64 `json:"prefill_ms"` // own uncached prefill
-	Spread       float64 `json:"spread_ms"`  // g times it
+	Spread       float64 `json:"spread_ms"`  // g times the same at the mean speed
 	Displacement float64 `json:"displacement_ms"`
 	LowerTier    float64 `json:"lower_tier_ms"`
 	Interference float64 `json:"interference_ms"`
@@ -187,7 +198,7 @@ func (p *Params) Prepare(e *Endpoint) {
 	e.most = e.Blocks - int(p.FreeShare*float64(e.Blocks))
 	e.room = e.Free + e.Cached - (e.Blocks - e.most)
 	// The work of computing a block again, discounted by how long the victims have idled.
-	e.block = math.Exp(-e.VictimIdle/p.VictimTau) * e.prefill.PerToken * float64(e.BlockSize)
+	e.block = math.Exp(-e.VictimIdle/p.VictimTau) * float64(e.BlockSize)
 	// What the request's own decode loses to the tokens that already sit there.
 	resident := max(0, e.Blocks-e.Free-e.Cached) * e.BlockSize
 	e.slower = p.Interference * e.DecodePerToken * float64(resident)
@@ -210,6 +221,10 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	uncached := r.PromptTokens - cached
 	need := r.needed - min(e.Matched, r.readable)
 
+	fleet := &r.Fleet
+	if fleet.PerToken == 0 {
+		fleet = &e.prefill
+	}
 	wait := max(0, e.Queue)
 	if e.Waiting > 0 {
 		wait += float64(e.Waiting) * e.MeanPrefill
@@ -217,7 +232,7 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	fits, displacement := true, 0.0
 	if e.sized {
 		// The work of computing again what the new blocks push out.
-		displacement = e.block * float64(max(0, min(need, need+e.PendingBlocks-e.Free)))
+		displacement = p.Displacement * r.Reuse * fleet.PerToken * e.block * float64(max(0, min(need, need+e.PendingBlocks-e.Free)))
 		if fits = e.fits(need); !fits {
 			wait += p.memoryWait(e, need)
 		}
@@ -225,11 +240,11 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	// Field by field: a literal would be made elsewhere and copied, which takes as long as all else.
 	t := &c.Terms
 	t.Prefill = e.prefill.Time(uncached, cached)
-	t.Spread = p.Spread * t.Prefill
+	t.Spread = p.Spread * fleet.Time(uncached, cached)
 	t.Displacement = displacement
 	t.LowerTier = p.LowerTier * float64(loaded)
 	t.Interference = e.slower * float64(r.OutputTokens)
-	t.Load = p.PerRunning * float64(max(e.Outstanding, e.Running))
+	t.Load = p.PerRunning*float64(max(e.Outstanding, e.Running)) + e.Contention
 	c.Index, c.Key, c.Uncached = index, e.Key, uncached
 	c.Cost, c.Wait = t.Cost(), wait
 	free := fits && !e.Full && e.Queue <= p.ReadyWithin
