@@ -19,8 +19,36 @@ type lane struct {
 	open    time.Time // when the queue is empty and it is this gateway's turn
 }
 
+// advance brings what depends on the time alone up to now, once for all that is priced then: a held request costs as many
+// prices as there are endpoints. It lists the endpoints without a queue.
+func (p *Picker) advance(now time.Time, t *table) {
+	if t.advanced.Equal(now) {
+		return
+	}
+	t.open = t.open[:0]
+	for i := range t.lanes {
+		l := &t.lanes[i]
+		if !l.nextEnd.IsZero() && !now.Before(l.nextEnd) {
+			p.book(now, t.endpoints[i])
+		} else {
+			l.age(now)
+		}
+		if l.facts.Queue <= p.params.ReadyWithin {
+			t.open = append(t.open, i)
+		}
+	}
+	t.advanced = now
+}
+
+// age brings a lane up to now between two bookings.
+func (l *lane) age(now time.Time) {
+	l.facts.Idle = ms(now.Sub(l.bound))
+	l.facts.Queue = ms(max(0, l.open.Sub(now)))
+}
+
 // book takes over what the endpoint's ledger says, after every change of it.
 func (p *Picker) book(now time.Time, e *endpoint) {
+	p.table.Load().advanced = time.Time{} // to no time: advance has to look again
 	l, f := e.lane, &e.lane.facts
 	queue := e.ledger.Queue(now)
 	l.bound = e.bound
@@ -34,7 +62,7 @@ func (p *Picker) book(now time.Time, e *endpoint) {
 	if others > 0 {
 		f.Contention = contention * p.meanPrefill
 	}
-	f.Queue = ms(max(0, l.open.Sub(now)))
+	l.age(now)
 	f.Outstanding = e.ledger.Outstanding()
 	f.Full = e.ledger.Prefills() >= p.cfg.Hold.MaxBound
 	f.PendingBlocks = e.ledger.UnseenBlocks()

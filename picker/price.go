@@ -56,6 +56,7 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 	if p.trouble {
 		class = p.bestClass(now, q)
 	}
+	p.advance(now, q.table)
 	r := score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req), Fleet: p.fleet.prefill, Reuse: p.reuse}
 	used := 0
 	for i := range lanes {
@@ -63,7 +64,7 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 			continue
 		}
 		l := &lanes[i]
-		p.prepare(now, q, i, l)
+		q.prepare(i, l)
 		p.params.Price(&p.candidates[used], &r, &l.facts, i)
 		used++
 	}
@@ -71,8 +72,8 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 	return p.candidates
 }
 
-// prepare adds to an endpoint's facts what depends on the request and on the time.
-func (p *Picker) prepare(now time.Time, q *query, i int, l *lane) {
+// prepare adds to an endpoint's facts what depends on the request.
+func (q *query) prepare(i int, l *lane) {
 	f := &l.facts
 	switch {
 	case q.req.NoCacheRead:
@@ -82,11 +83,6 @@ func (p *Picker) prepare(now time.Time, q *query, i int, l *lane) {
 	default:
 		f.Matched, f.MatchedAll, f.Trust = int(q.loose[i]), 0, 1
 	}
-	f.Idle = ms(now.Sub(l.bound))
-	if !l.nextEnd.IsZero() && !now.Before(l.nextEnd) {
-		p.book(now, q.table.endpoints[i])
-	}
-	f.Queue = ms(max(0, l.open.Sub(now)))
 }
 
 // hasDigest reports whether an endpoint's digest can be used now.

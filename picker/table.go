@@ -13,12 +13,14 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/match"
 )
 
-// table is everything about the pool that changes only when endpoints, models or digests come and go. But for lanes and
-// dirty it is immutable once published; readers need no lock.
+// table is everything about the pool that changes only when endpoints, models or digests come and go. But for lanes, advanced,
+// open and dirty it is immutable once published; readers need no lock.
 type table struct {
 	endpoints []*endpoint
 	slots     []slot          // one per endpoint
 	lanes     []lane          // one per endpoint; guarded by Picker.mu
+	advanced  time.Time       // to which the lanes are brought up; guarded by Picker.mu
+	open      []int           // endpoints without a queue then; guarded by Picker.mu
 	dirty     []atomic.Uint64 // one bit per endpoint: a tick has come; set by the view's writer
 	groups    []group
 	tiers     []tier
