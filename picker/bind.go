@@ -104,7 +104,12 @@ func (p *Picker) repriced(now time.Time, q *query) []score.Candidate {
 	if q.err = p.catchUp(now, q, now.Sub(q.matched) > rematchEvery); q.err != nil {
 		return nil
 	}
-	return p.price(now, q)
+	if c := p.rejected(now, q); c != nil {
+		return c
+	}
+	c := p.price(now, q)
+	q.remember(c)
+	return c
 }
 
 // catchUp makes q one of the present table, matches it again if that is another one or if digests may have changed, and

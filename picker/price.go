@@ -57,7 +57,7 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 		class = p.bestClass(now, q)
 	}
 	p.advance(now, q.table)
-	r := score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req), Fleet: p.fleet.prefill, Reuse: p.reuse}
+	r := p.scored(q)
 	used := 0
 	for i := range lanes {
 		if !q.may(i) || p.trouble && p.class(now, q, i) != class {
@@ -70,6 +70,11 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 	}
 	p.candidates = p.candidates[:used]
 	return p.candidates
+}
+
+// scored is what score has to know of q.
+func (p *Picker) scored(q *query) score.Request {
+	return score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req), Fleet: p.fleet.prefill, Reuse: p.reuse}
 }
 
 // prepare adds to an endpoint's facts what depends on the request.

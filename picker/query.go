@@ -29,6 +29,8 @@ type query struct {
 	all     []int32            // by endpoint: over all tiers
 	loose   []int32            // by endpoint: marked, where there is no digest
 	matched time.Time
+	rival   int    // busy endpoint that it preferred when it was held and priced last; -1: none
+	home    int    // if there is a rival: endpoint that has most of the prompt
 	heard   uint64 // last of the marks of other gateways that the matches count
 
 	serves []bool // by endpoint; nil: all
@@ -90,7 +92,7 @@ func (q *query) bind(t *table, h blockhash.Hasher) (err error) {
 	if q.table == nil || !slices.Equal(q.table.sizes, t.sizes) {
 		q.hash(t.sizes, h)
 	}
-	q.table = t
+	q.table, q.rival = t, -1
 	n := len(t.endpoints)
 	for _, s := range []*[]int32{&q.both, &q.digest, &q.all, &q.loose} {
 		*s = slices.Grow((*s)[:0], n)[:n]
@@ -213,4 +215,7 @@ func (q *query) bound(other *query, endpoint int) {
 	shared := int32(low)
 	q.both[endpoint] = max(q.both[endpoint], shared)
 	q.loose[endpoint] = max(q.loose[endpoint], shared)
+	if q.rival >= 0 && q.cachedBlocks(endpoint) > q.cachedBlocks(q.home) && q.may(endpoint) {
+		q.home = endpoint
+	}
 }
