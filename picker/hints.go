@@ -22,6 +22,7 @@ const (
 	contention = 0.3             // mean prefills that another gateway's choice of the same endpoint costs, times how likely it is
 	hintTail   = 2 * time.Second // that another gateway's request is counted after its predicted prefill, if nothing is heard
 	hintMarks  = 4096            // marks of other gateways' requests kept
+	hintWork   = 2 * time.Minute // that is believed of one request
 )
 
 // hints is what gateways tell each other of the requests that they bind. Guarded by Picker.mu.
@@ -243,7 +244,7 @@ func (p *Picker) heardBound(now time.Time, node uint64, b *wire.HintBound) {
 	f := &flight{
 		Flight: hold.Flight{
 			// By this gateway's own idea of the endpoint: another's speeds are no better.
-			Work:   duration(e.lane.facts.PrefillTime(int(b.PromptTokens-b.CachedTokens), int(b.CachedTokens))),
+			Work:   min(hintWork, duration(e.lane.facts.PrefillTime(int(b.PromptTokens-b.CachedTokens), int(b.CachedTokens)))),
 			Blocks: int(b.Blocks), Told: b.Told,
 		},
 		endpoint: e, bound: now.Add(-b.Age), others: true,

@@ -219,6 +219,25 @@ func TestGatewayForgetsAnother(t *testing.T) {
 	}
 }
 
+// A gateway that says nonsense keeps an endpoint busy for a while, not for ever.
+func TestHintedWorkIsBounded(t *testing.T) {
+	g := newGateways(t, 1, 1)
+	s := g.all[0]
+	key := g.agents[0].info.Key(0)
+	huge := wire.Hint{Number: 1, Bound: []wire.HintBound{{ID: 1, Key: key, PromptTokens: wire.MaxHintTokens, Told: true}}}
+	if err := s.Hear(g.now, huge.Append(nil, 5)); err != nil {
+		t.Fatal(err)
+	}
+	id := id(0)
+	if e := g.endpoint(0, id); e.Others != 1 || e.QueueMs != ms(hintWork) {
+		t.Errorf("%d requests of others, busy for %v ms", e.Others, e.QueueMs)
+	}
+	g.pass(2*hintWork + hintTail)
+	if e := g.endpoint(0, id); e.Others != 0 || e.QueueMs != 0 {
+		t.Errorf("later: %d requests of others, busy for %v ms", e.Others, e.QueueMs)
+	}
+}
+
 func TestBadHintsAreCounted(t *testing.T) {
 	g := newGateways(t, 2, 1)
 	s := g.all[1]
