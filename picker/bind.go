@@ -1,7 +1,6 @@
 package picker
 
 import (
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -258,7 +257,7 @@ func (p *Picker) refusal(why hold.Reason) error {
 		return ErrNoEndpoints
 	}
 	base := p.cfg.Hold.RetryAfter
-	return ErrOverloaded{RetryAfter: base + rand.N(base), Reason: why}
+	return ErrOverloaded{RetryAfter: base + p.draws.upTo(base), Reason: why}
 }
 
 // FirstToken says that the first event with output of a decision's request has come: its prefill is over.
@@ -330,7 +329,7 @@ func (p *Picker) Done(d Decision, o Outcome) {
 		e.host.answered()
 		f.stepped(now)
 	case o.Err != nil && !o.Cancelled:
-		e.host.failed(now, &p.cfg.Failure)
+		e.host.failed(now, &p.cfg.Failure, &p.draws)
 		p.marks.forgetHost(e.host)
 		p.trouble = true
 		p.log.Warn("endpoint could not be reached", keyEndpoint, e.public.ID, keyError, o.Err, keyFailures, e.host.failures)

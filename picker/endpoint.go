@@ -1,7 +1,6 @@
 package picker
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"github.com/grapevine-llm/grapevine/gossip/wire"
@@ -28,14 +27,14 @@ func (h *host) usable(now time.Time, probed bool) bool {
 }
 
 // failed puts the host out for a backoff that doubles with each failure in a row.
-func (h *host) failed(now time.Time, cfg *FailureConfig) {
+func (h *host) failed(now time.Time, cfg *FailureConfig, d *draws) {
 	pause := cfg.BackoffMax
 	if h.failures < 30 {
 		pause = min(pause, cfg.BackoffMin<<h.failures)
 	}
 	h.failures++
 	h.out = true
-	h.until = now.Add(pause/2 + rand.N(pause/2+1))
+	h.until = now.Add(pause/2 + d.upTo(pause/2))
 }
 
 func (h *host) answered() { h.failures, h.out = 0, false }

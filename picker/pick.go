@@ -36,6 +36,7 @@ type Picker struct {
 	bare    atomic.Bool // some endpoint has no digest that can be used just now
 	gaps    atomic.Bool // some digest may have holes just now
 	wake    chan struct{}
+	draws   draws
 
 	mesh *mesh.Mesh // nil: no gossip
 	// viewMu makes its holder the view's one writer. Never taken while holding mu.
@@ -74,7 +75,7 @@ type Picker struct {
 // counts and holds nothing.
 func New(cfg Config) (*Picker, error) { return newPicker(cfg, time.Now, rand.Uint64()) }
 
-// newPicker takes the clock, and a seed for the pauses between questions to agents.
+// newPicker takes the clock, and a seed for all that is drawn.
 func newPicker(cfg Config, clock func() time.Time, seed uint64) (*Picker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("validate picker configuration: %w", err)
@@ -95,6 +96,7 @@ func newPicker(cfg Config, clock func() time.Time, seed uint64) (*Picker, error)
 		meanOutput:  float64(cfg.Score.OutputTokens),
 		reuse:       0.5,
 	}
+	p.draws.seed = seed
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -167,7 +169,7 @@ func (p *Picker) Pick(ctx context.Context, req Request) (Decision, error) {
 // model, shows again under the lock.
 func (p *Picker) prepared(now time.Time, req Request) *query {
 	q := p.queries.Get().(*query)
-	q.reset(req, now)
+	q.reset(req, now, &p.draws)
 	t := p.table.Load()
 	if q.bind(t, p.hasher) != nil {
 		q.table = nil

@@ -2,7 +2,6 @@ package picker
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -55,13 +54,13 @@ type query struct {
 }
 
 // reset makes q the query of a request. It keeps the scratch.
-func (q *query) reset(req Request, now time.Time) {
+func (q *query) reset(req Request, now time.Time, d *draws) {
 	q.req, q.start = req, now
 	q.tokens = max(len(req.TokenIDs), req.PromptTokens)
 	if s := req.session(); s != "" {
 		q.key = xxh3.HashString(s)
 	} else {
-		q.key = rand.Uint64()
+		q.key = d.next()
 	}
 	q.done, q.err, q.decision, q.table = nil, nil, Decision{}, nil
 	q.item = hold.Item[*query]{}

@@ -233,7 +233,7 @@ func (p *Picker) probe(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, h := range p.hosts {
-		if !h.out || h.probing || now.Before(h.until) || len(h.ranks) == 0 {
+		if !h.due(now) {
 			continue
 		}
 		h.probing = true
@@ -242,18 +242,27 @@ func (p *Picker) probe(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
 			ctx, cancel := context.WithTimeout(ctx, p.cfg.Failure.ProbeTimeout)
 			defer cancel()
 			err := p.cfg.Probe(ctx, target)
-			now := time.Now()
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			h.probing = false
-			if err != nil {
-				h.failed(now, &p.cfg.Failure)
-				p.trouble = true
-				return
-			}
-			h.answered()
-			p.log.Info("endpoint answers again", keyEndpoint, target.ID)
-			p.pump(now)
+			p.probed(time.Now(), h, err)
 		})
 	}
+}
+
+// due reports whether the host is to be asked whether it answers again.
+func (h *host) due(now time.Time) bool {
+	return h.out && !h.probing && !now.Before(h.until) && len(h.ranks) > 0
+}
+
+// probed takes in whether a host has answered. Caller holds p.mu.
+func (p *Picker) probed(now time.Time, h *host, err error) {
+	if err != nil {
+		h.failed(now, &p.cfg.Failure, &p.draws)
+		p.trouble = true
+		return
+	}
+	h.answered()
+	p.log.Info("endpoint answers again", keyEndpoint, h.address)
+	p.pump(now)
 }

@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -101,6 +102,23 @@ func (s *Stepped) Tell(now time.Time) (packets [][]byte, next time.Time) {
 		return nil, out.Since().Add(hintPause)
 	}
 	return out.Take(now), time.Time{}
+}
+
+// Probe calls [Config.Probe] for each endpoint that failed and whose backoff is over, as a running Picker does every 100 ms. It
+// reports whether there was any.
+func (s *Stepped) Probe(now time.Time) (asked bool) {
+	s.now = now
+	p := s.picker
+	p.mu.Lock()
+	for _, e := range p.table.Load().endpoints { // hosts have no order
+		if e.host.due(now) {
+			asked = true
+			p.probed(now, e.host, p.cfg.Probe(context.Background(), e.public))
+		}
+	}
+	p.mu.Unlock()
+	s.settle()
+	return asked
 }
 
 // Ask returns the packets that the picker wants to send to agents.

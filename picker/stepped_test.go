@@ -1,6 +1,9 @@
 package picker
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -65,5 +68,75 @@ func TestStepped(t *testing.T) {
 	}
 	for _, d := range decisions {
 		s.Done(now, d, Outcome{Status: 200, Connected: true, CachedTokens: -1})
+	}
+}
+
+// TestSteppedBySeed: the same calls with the same seed have the same answers, those included that are drawn.
+func TestSteppedBySeed(t *testing.T) {
+	play := func(seed uint64) string {
+		cfg := Default()
+		cfg.Endpoints = []string{"10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.4:8000"}
+		now := time.Unix(1000, 0)
+		s, err := NewStepped(cfg, now, seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := ""
+		for range 50 {
+			now = now.Add(100 * time.Millisecond)
+			s.Submit(now, Request{PromptTokens: 100}, func(d Decision, err error) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				out += d.Endpoint.ID + " "
+				s.Done(now, d, Outcome{Err: fmt.Errorf("refused"), CachedTokens: -1})
+			})
+			for _, e := range s.picker.table.Load().endpoints {
+				out += fmt.Sprint(e.host.until.UnixNano(), " ")
+			}
+			out += fmt.Sprint(s.picker.refusal(0), "\n")
+		}
+		return out
+	}
+	if a, b := play(1), play(1); a != b {
+		t.Errorf("twice with the same seed:\n%s\n\n%s", a, b)
+	}
+	if play(1) == play(2) {
+		t.Error("another seed has the same answers")
+	}
+}
+
+// TestSteppedProbe: a host that could not be reached is asked after each backoff, and used again when it answers.
+func TestSteppedProbe(t *testing.T) {
+	asked, back := 0, false
+	cfg := Default()
+	cfg.Endpoints = []string{"10.0.0.1:8000"}
+	cfg.Probe = func(context.Context, Endpoint) error {
+		if asked++; back {
+			return nil
+		}
+		return errors.New("no answer")
+	}
+	now := time.Unix(1000, 0)
+	s, err := NewStepped(cfg, now, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Submit(now, Request{PromptTokens: 100}, func(d Decision, _ error) {
+		s.Done(now, d, Outcome{Err: errors.New("refused"), CachedTokens: -1})
+	})
+	h := s.picker.table.Load().endpoints[0].host
+	for range 100 {
+		now = now.Add(100 * time.Millisecond)
+		s.Probe(now)
+	}
+	if !h.out || asked < 4 || asked > 8 {
+		t.Errorf("asked %d times in 10 s, out: %v; want 4 to 8 by pauses that double, and out", asked, h.out)
+	}
+	back = true
+	now = now.Add(30 * time.Second)
+	s.Probe(now)
+	if h.out {
+		t.Error("it answers and is still not used")
 	}
 }

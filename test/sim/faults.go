@@ -207,44 +207,25 @@ func (f *fleet) back(now time.Duration, p *pod) {
 	f.start(now, p)
 }
 
-// broken is told to the picker as the gateway's proxy does. A pod that can't be reached is not used until it answers a probe,
-// with the picker's own pauses. The picker draws them as the process likes, so that it is told of none, and they are drawn
-// here.
+// broken is told to the picker as the gateway's proxy does.
 func (f *fleet) broken(now time.Duration, j *job, reached bool) {
-	g := f.gateways[j.gateway]
-	g.hangUp(now, j, reached, false)
-	if !reached && g.out&(1<<j.pod) == 0 {
-		g.out |= 1 << j.pod
-		g.probe(now, j.pod, 0)
-	}
+	f.gateways[j.gateway].hangUp(now, j, reached, false)
 }
 
-// probe looks after a pause whether a pod is back.
-func (g *gateway) probe(now time.Duration, pod, failures int) {
-	w := g.fleet.w
-	longest := min(g.fleet.failure.BackoffMax, g.fleet.failure.BackoffMin<<min(failures, 20))
-	share := 0.5 + w.cfg.draw("probe", g.index<<16|pod, failures)/2
-	w.at(now+time.Duration(share*float64(longest)), func(now time.Duration) {
-		if w.pods[pod].down {
-			g.probe(now, pod, failures+1)
-			return
-		}
-		g.out &^= 1 << pod
+// probe lets the picker ask the pods that it could not reach whether they are back.
+func (g *gateway) probe(now time.Duration) {
+	if g.picker.Probe(at(now)) {
 		g.wake(now)
-	})
+	}
+	g.fleet.w.at(now+probeEvery, g.probe)
 }
 
-// avoid lists the endpoints that a job must not go to: those that failed it, and, while there are others, those that could not
-// be reached.
-func (g *gateway) avoid(j *job) []string {
-	pods := j.avoid
-	if all := uint64(1)<<g.fleet.w.cfg.Pods - 1; (pods|g.out)&all != all {
-		pods |= g.out
-	}
+// avoided lists the endpoints that failed a job.
+func avoided(j *job) []string {
 	var ids []string
-	for i := range g.fleet.w.pods {
-		if pods&(1<<i) != 0 {
-			ids = append(ids, endpointID(i))
+	for pod := range maxPods {
+		if j.avoid&(1<<pod) != 0 {
+			ids = append(ids, endpointID(pod))
 		}
 	}
 	return ids

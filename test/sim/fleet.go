@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -16,12 +17,12 @@ type fleet struct {
 	gateways []*gateway
 	agents   []*agent
 	pods     map[string]int // by endpoint id
-	failure  picker.FailureConfig
 }
 
 const (
-	pollEvery   = 20 * time.Millisecond // the view's questions, as in a picker that runs
-	engineBlock = 16                    // vLLM's default block size, for which the defaults are
+	pollEvery   = 20 * time.Millisecond  // the view's questions, as in a picker that runs
+	probeEvery  = 100 * time.Millisecond // looks for pods to be asked whether they answer, likewise
+	engineBlock = 16                     // vLLM's default block size, for which the defaults are
 )
 
 func newFleet(w *world) (policy, error) {
@@ -31,8 +32,13 @@ func newFleet(w *world) (policy, error) {
 	cfg.Policy.Hold = w.cfg.Policy != early
 	// In blocks: as many tokens as with the engine's own block size.
 	cfg.Score.MinMatch = max(1, cfg.Score.MinMatch*engineBlock/w.cfg.Trace.BlockTokens)
-	cfg.BlockSize, f.failure = w.cfg.Trace.BlockTokens, cfg.Failure
-	cfg.Failure.BackoffMin, cfg.Failure.BackoffMax = 1, 1 // see broken
+	cfg.BlockSize = w.cfg.Trace.BlockTokens
+	cfg.Probe = func(_ context.Context, e picker.Endpoint) error {
+		if w.pods[f.pods[e.ID]].down {
+			return errNoAnswer
+		}
+		return nil
+	}
 	for i := range w.pods {
 		cfg.Endpoints = append(cfg.Endpoints, endpointID(i))
 		f.pods[endpointID(i)] = i
@@ -51,6 +57,7 @@ func newFleet(w *world) (policy, error) {
 	}
 	for _, g := range f.gateways {
 		w.at(0, g.poll)
+		w.at(0, g.probe)
 		g.step(0)
 	}
 	return f, nil
@@ -62,7 +69,7 @@ func endpointID(pod int) string { return fmt.Sprintf("10.0.0.%d:8000", pod+1) }
 func (f *fleet) arrive(now time.Duration, j *job) {
 	g := f.gateways[j.gateway]
 	req := picker.Request{
-		ID: fmt.Sprint(j.index), PromptTokens: j.prompt(), Session: fmt.Sprint(j.request.session), Flow: j.flow, Avoid: g.avoid(j), NoFirstToken: j.whole,
+		ID: fmt.Sprint(j.index), PromptTokens: j.prompt(), Session: fmt.Sprint(j.request.session), Flow: j.flow, Avoid: avoided(j), NoFirstToken: j.whole,
 		Chains: []blockhash.Chain{{BlockSize: f.w.cfg.Trace.BlockTokens, Seed: f.w.prompts.hasher.Fingerprint(), Hashes: j.request.chain}},
 	}
 	s := g.picker.Submit(at(now), req, func(d picker.Decision, err error) {
@@ -121,7 +128,6 @@ type gateway struct {
 	index  int
 	picker *picker.Stepped
 	woken  time.Duration // of the next step
-	out    uint64        // pods that could not be reached, a bit each
 	tells  time.Duration // when the other gateways are told next
 }
 
