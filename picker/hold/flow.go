@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -23,9 +24,9 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 	for i := range min(len(q.flows), max(1, q.cfg.MaxScan)) {
 		at := (q.turn + i) % len(q.flows)
 		o := offer[R]{flow: at}
-		for _, it := range q.flows[at].items[:min(perFlow, len(q.flows[at].items))] {
+		for it := range q.flows[at].scan(perFlow) {
 			if o.item != nil && it.Priority < o.item.Priority {
-				break
+				continue
 			}
 			c := price(now, it.Value)
 			if len(c) == 0 {
@@ -43,7 +44,7 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 			if k < 0 {
 				continue
 			}
-			if order := q.order(c[k].Terms.Prefill, age); o.item == nil || order < o.order {
+			if order := q.order(c[k].Terms.Prefill, age); o.item == nil || it.Priority > o.item.Priority || order < o.order {
 				o.item, o.candidate, o.order = it, c[k], order
 			}
 		}
@@ -58,6 +59,29 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 	o := q.serve(offers)
 	q.Remove(o.item)
 	return Binding[R]{Item: o.item, Candidate: o.candidate, Reason: Ready}, true
+}
+
+// scan yields at most limit requests: the first ones, and of the others a part that is another one each time. Those that come
+// first may all wait for the same endpoint while others are free.
+func (f *flow[R]) scan(limit int) iter.Seq[*Item[R]] {
+	return func(yield func(*Item[R]) bool) {
+		first := len(f.items)
+		if first > limit {
+			first = max(1, limit*2/3)
+		}
+		for _, it := range f.items[:first] {
+			if !yield(it) {
+				return
+			}
+		}
+		others := f.items[first:]
+		for range min(limit-first, len(others)) {
+			f.next = (f.next + 1) % len(others)
+			if !yield(others[f.next]) {
+				return
+			}
+		}
+	}
 }
 
 // serve picks the offer whose flow is next by deficit round robin among those of the highest priority, and settles the

@@ -44,7 +44,7 @@ type Config struct {
 	Patience      float64       // ms of extra cost accepted per ms waited
 	AgeCredit     float64       // ms of prefill that a ms waited makes up for in the order
 	AgeGrowth     time.Duration // age at which that credit has doubled; overload must not starve long prompts
-	MaxScan       int           // requests priced per opportunity
+	MaxScan       int           // requests priced per opportunity: the first ones of each flow, and some of the others in turn
 	BytesPerTurn  int           // body bytes that count as much as one request between flows
 }
 
@@ -154,6 +154,7 @@ type flow[R any] struct {
 	items   []*Item[R]
 	bytes   int64
 	deficit float64
+	next    int // of the items behind those that are looked at each time
 }
 
 // New returns an empty queue that prices ties and margins by params.

@@ -305,6 +305,30 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// The requests that came first wait for an endpoint that is busy; one far behind them could have one that is free.
+func TestOthersAreLookedAtInTurn(t *testing.T) {
+	q := queue(func(c *hold.Config) { c.MaxScan = 6 })
+	prices := fleet{}
+	for i := range 50 {
+		name := fmt.Sprint(i)
+		prices[name] = on(ready(5000), busy(10, 100))
+		q.Add(&hold.Item[string]{Value: name, Arrived: at(time.Duration(i) * time.Millisecond)})
+	}
+	prices["40"] = on(ready(10), busy(10, 100))
+	looks := 0
+	for ; looks < 50; looks++ {
+		if b, ok := q.Next(at(sec), true, prices.price); ok {
+			if b.Item.Value != "40" {
+				t.Fatalf("request %s was bound", b.Item.Value)
+			}
+			break
+		}
+	}
+	if looks == 0 || looks >= 30 {
+		t.Errorf("request 40 was found at look %d, want it within 23 and not in the first", looks)
+	}
+}
+
 func TestExpiredIsBoundByWaitAndCost(t *testing.T) {
 	q := queue(nil)
 	q.Add(&hold.Item[string]{Value: "a", Arrived: t0})
