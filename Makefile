@@ -77,6 +77,10 @@ sim: build ## our policy and other routers' on simulated fleets, at most 20 minu
 sim-full: build ## the same for all fleets, engines, arrivals and policies: hours; goes on where it was stopped (TRACES=folder)
 	@scripts/sim.sh full $(ARGS)
 
+.PHONY: sim-check
+sim-check: ## a part of an agents' trace (TRACES=folder with cc-traces) through the simulator and through real processes, side by side: six minutes
+	@GRAPEVINE_TRACES="$(TRACES)" $(GO) test ./test/e2e -run TestFleetAsSimulated -count=1 -v -timeout 15m
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(BIN)

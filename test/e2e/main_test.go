@@ -39,7 +39,7 @@ func run(m *testing.M) int {
 
 const speedup = 10
 
-// up starts a fleet of three engines and takes it down with the test. On failure the logs' ends are shown.
+// up starts a fleet, of three engines if nothing else is said, and takes it down with the test. On failure the logs' ends are shown.
 func up(t *testing.T, o cluster.Options) *cluster.Fleet {
 	t.Helper()
 	if o.Name == "" {
@@ -48,7 +48,10 @@ func up(t *testing.T, o cluster.Options) *cluster.Fleet {
 	if o.Policy == "" {
 		o.Policy = "prefix"
 	}
-	o.Exe, o.Dir, o.Engines, o.Speedup, o.Model = binary, t.TempDir(), 3, speedup, "tiny"
+	if o.Engines == 0 {
+		o.Engines, o.Speedup = 3, speedup
+	}
+	o.Exe, o.Dir, o.Model = binary, t.TempDir(), "tiny"
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	f, err := cluster.Up(ctx, o)
