@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -23,6 +24,8 @@ const (
 	maxAnswerHeader  = 1 << 20
 	// lateAnswer is how long an engine that stopped to read may take to say why.
 	lateAnswer = 100 * time.Millisecond
+	// unreadBytes of a body arrive though the engine reads nothing: more may have to wait for it.
+	unreadBytes = 32 << 10
 )
 
 // direct sends requests over plain HTTP/1.1 as http.Transport does, but in its caller's
@@ -195,12 +198,11 @@ func (c *engineConn) exchange(req *http.Request, body []byte) (resp *http.Respon
 	c.head.WriteString("\r\n")
 	_ = req.Header.Write(&c.head) // a Buffer takes all
 	c.head.WriteString("\r\n")
-	out := net.Buffers{c.head.Bytes(), body}
-	_, writeErr := out.WriteTo(c.Conn)
+	c.limit.N = maxAnswerHeader
+	writeErr := c.write(net.Buffers{c.head.Bytes(), body}, len(body) > unreadBytes)
 	if writeErr != nil { // an engine may refuse a request without reading all of it
 		_ = c.SetReadDeadline(time.Now().Add(lateAnswer))
 	}
-	c.limit.N = maxAnswerHeader
 	for resp == nil || resp.StatusCode < http.StatusOK && resp.StatusCode != http.StatusSwitchingProtocols {
 		if resp, err = http.ReadResponse(c.r, req); err != nil {
 			break
@@ -215,7 +217,38 @@ func (c *engineConn) exchange(req *http.Request, body []byte) (resp *http.Respon
 		return nil, false, fmt.Errorf("read answer: %w", err)
 	}
 	c.limit.N = math.MaxInt64
+	if writeErr != nil {
+		_ = c.SetReadDeadline(time.Time{}) // its body has all time
+	}
 	return resp, writeErr == nil, nil
+}
+
+// write sends a request. If it may have to wait for the engine to read, it ends early with
+// os.ErrDeadlineExceeded when the engine has stopped and answers instead.
+func (c *engineConn) write(out net.Buffers, waits bool) error {
+	if !waits {
+		_, err := out.WriteTo(c.Conn)
+		return err
+	}
+	defer func() { _ = c.SetWriteDeadline(time.Time{}) }()
+	for {
+		_ = c.SetWriteDeadline(time.Now().Add(lateAnswer))
+		if _, err := out.WriteTo(c.Conn); !errors.Is(err, os.ErrDeadlineExceeded) || c.answered() {
+			return err
+		}
+	}
+}
+
+// answered reports whether an answer has begun to come, other than an informational one. Only
+// during a request.
+func (c *engineConn) answered() bool {
+	if c.quiet() {
+		return false
+	}
+	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond)) // all of its start is there
+	start, _ := c.r.Peek(len("HTTP/1.1 2"))
+	_ = c.SetReadDeadline(time.Time{})
+	return len(start) == len("HTTP/1.1 2") && start[len(start)-1] != '1'
 }
 
 // answerBody is an answer's body; its connection is kept when all of it was read.

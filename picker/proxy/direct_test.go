@@ -170,6 +170,60 @@ func TestDirectTakesAnAnswerThatComesBeforeTheRequestsEnd(t *testing.T) {
 	}
 }
 
+// An engine may answer and read no further, with the connection open. Its answer may take its time.
+func TestDirectTakesAnAnswerInsteadOfWaiting(t *testing.T) {
+	left := make(chan struct{})
+	url, connections := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+		if _, err := http.ReadRequest(r); err != nil {
+			return false
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nn")
+		time.Sleep(3 * lateAnswer)
+		_, _ = io.WriteString(conn, "o")
+		<-left
+		return false
+	})
+	defer close(left)
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	status, text, err := directPost(t, d, ctx, url, strings.Repeat(" ", 32<<20))
+	if status != http.StatusUnauthorized || text != "no" || err != nil {
+		t.Errorf("answer = %d, %q, %v", status, text, err)
+	}
+	if n := len(d.idle); n != 0 || connections.Load() != 1 {
+		t.Errorf("%d of %d connections kept, though the engine has not all of the request", n, connections.Load())
+	}
+}
+
+// An engine that reads slowly gets all of a request, also when it has said that it will answer.
+func TestDirectWaitsForASlowReader(t *testing.T) {
+	const size = 16 << 20
+	var got atomic.Int64
+	url, _ := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+		req, err := http.ReadRequest(r)
+		if err != nil {
+			return false
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 100 Continue\r\n\r\n")
+		time.Sleep(3 * lateAnswer)
+		n, _ := io.Copy(io.Discard, req.Body)
+		got.Store(n)
+		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+		return true
+	})
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	for _, body := range []string{strings.Repeat(" ", size), plainBody} { // the second on the same connection, after a while
+		status, text, err := directPost(t, d, t.Context(), url, body)
+		if status != http.StatusOK || text != "hi" || err != nil || got.Load() != int64(len(body)) {
+			t.Errorf("answer = %d, %q, %v to %d of %d bytes", status, text, err, got.Load(), len(body))
+		}
+		time.Sleep(2 * lateAnswer)
+	}
+}
+
 func TestDirectEndsWithItsContext(t *testing.T) {
 	for _, header := range []string{"", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nh"} {
 		t.Run(fmt.Sprintf("after %d bytes", len(header)), func(t *testing.T) {
