@@ -56,7 +56,7 @@ func (p *Proxy) send(c *call) (picker.Outcome, result) {
 		var op *net.OpError
 		switch {
 		case c.r.Context().Err() != nil:
-			c.status, out.Cancelled, out.Connected = statusClientGone, true, true
+			c.status, out.Cancelled = statusClientGone, true // whether the endpoint answers is not known
 			p.metrics.aborted.WithLabelValues("client").Inc()
 			return out, answered
 		case errors.As(err, &op) && op.Op == "dial":

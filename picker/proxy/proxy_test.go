@@ -293,6 +293,22 @@ func TestClientGoneEndsTheEnginesRequest(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
+// A client that leaves while its endpoint can't be reached says nothing of the endpoint.
+func TestClientGoneBeforeTheConnection(t *testing.T) {
+	g := newGateway(t, Default(), refusing(t))
+	g.proxy.direct.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: ctx.Err()}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	c := &call{w: httptest.NewRecorder(), r: httptest.NewRequestWithContext(ctx, http.MethodPost, chatPath, nil), body: []byte(plainBody)}
+	c.decision.Endpoint.URL = g.proxy.engines()[0]
+	if out, result := g.proxy.send(c); result != answered || !out.Cancelled || out.Connected || c.status != statusClientGone {
+		t.Errorf("outcome %+v, result %d, status %d: want one of a client that left, of an endpoint that was not reached", out, result, c.status)
+	}
+}
+
 func refusing(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
