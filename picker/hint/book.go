@@ -11,6 +11,9 @@ const (
 	MaxRequests = 4096 // of each
 )
 
+// silence is after what time a gateway of which no request is known is forgotten.
+const silence = time.Minute
+
 // Book keeps the requests of other gateways, each with a value of the caller's. Requests are known by the gateway's
 // [wire.NodeHash] and its own id.
 type Book[V any] struct {
@@ -139,7 +142,7 @@ func (b *Book[V]) End(node, id uint64, expires time.Time) (value V, ok bool) {
 }
 
 // Expire takes out the requests whose time is over, but for those that over says no of, and appends the values of those that
-// had not ended, in the order of gateway and id.
+// had not ended, in the order of gateway and id. It forgets gateways that have long been silent.
 func (b *Book[V]) Expire(dst []V, now time.Time, over func(V) bool) []V {
 	for _, node := range sortedKeys(b.gateways) {
 		g := b.gateways[node]
@@ -159,6 +162,9 @@ func (b *Book[V]) Expire(dst []V, now time.Time, over func(V) bool) []V {
 				b.stats.Expired++
 			}
 			delete(g.requests, id)
+		}
+		if len(g.requests) == 0 && now.Sub(g.heard) >= silence {
+			delete(b.gateways, node)
 		}
 	}
 	return dst

@@ -246,6 +246,29 @@ func TestBook(t *testing.T) {
 	}
 }
 
+// Gateways come and go under new names, and a last packet may come after the word that one has left.
+func TestBookForgetsSilentGateways(t *testing.T) {
+	now := time.Unix(100, 0)
+	var b Book[string]
+	for node := range uint64(MaxGateways) {
+		b.Hear(now, node, 1, 0)
+	}
+	b.Add(0, 1, "stuck", now)
+	b.Add(1, 1, "over", now)
+	over := func(v string) bool { return v == "over" }
+	if got := b.Expire(nil, now.Add(silence-1), over); !slices.Equal(got, []string{"over"}) || b.Gateways() != MaxGateways {
+		t.Errorf("expired %v, %d gateways left", got, b.Gateways())
+	}
+	b.Hear(now.Add(silence), 2, 2, 0)
+	b.Expire(nil, now.Add(silence), over)
+	if _, ok := b.Get(0, 1); !ok || b.Gateways() != 2 {
+		t.Errorf("%d gateways left, want the one that speaks and the one with a request", b.Gateways())
+	}
+	if !b.Hear(now.Add(silence), 1000, 1, 0) {
+		t.Error("no room for a new gateway")
+	}
+}
+
 func TestBefore(t *testing.T) {
 	now := time.Unix(100, 0)
 	var b Book[string]
