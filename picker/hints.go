@@ -23,6 +23,7 @@ const (
 	hintTail   = 2 * time.Second // that another gateway's request is counted after its predicted prefill, if nothing is heard
 	hintMarks  = 4096            // marks of other gateways' requests kept
 	hintWork   = 2 * time.Minute // that is believed of one request
+	hintStuck  = 2 * time.Minute // that one is waited for which may be stuck in an engine, if nothing is heard
 )
 
 // hints is what gateways tell each other of the requests that they bind. Guarded by Picker.mu.
@@ -300,7 +301,8 @@ func (h *hints) catchUp(q *query) {
 func (p *Picker) expireHints(now time.Time) {
 	h := &p.hints
 	h.gone = h.book.Expire(h.gone[:0], now, func(f *flight) bool {
-		return f.Known() || f.endpoint.lane.facts.Waiting == 0 // else it may be stuck there
+		// Else it may be stuck there.
+		return f.Known() || f.endpoint.lane.facts.Waiting == 0 || now.Sub(f.bound) >= hintStuck
 	})
 	for _, f := range h.gone {
 		p.leave(now, f)

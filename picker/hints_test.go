@@ -219,6 +219,26 @@ func TestGatewayForgetsAnother(t *testing.T) {
 	}
 }
 
+// Word of an end may be lost. A request may then be stuck in an engine where others wait, but not for ever.
+func TestLostEndIsNotWaitedForForEver(t *testing.T) {
+	g := newGateways(t, 1, 1)
+	s, a := g.all[0], g.agents[0]
+	a.load.Waiting = 5
+	g.pass(250 * time.Millisecond)
+	lost := wire.Hint{Number: 1, Bound: []wire.HintBound{{ID: 1, Key: a.info.Key(0), PromptTokens: 8000, Told: true}}}
+	if err := s.Hear(g.now, lost.Append(nil, 5)); err != nil {
+		t.Fatal(err)
+	}
+	g.pass(hintStuck / 2)
+	if e := g.endpoint(0, id(0)); e.Others != 1 {
+		t.Fatalf("%d requests of others count, want the one that may be stuck", e.Others)
+	}
+	g.pass(hintStuck / 2)
+	if e := g.endpoint(0, id(0)); e.Others != 0 {
+		t.Errorf("%d requests of others still count", e.Others)
+	}
+}
+
 // A gateway that says nonsense keeps an endpoint busy for a while, not for ever.
 func TestHintedWorkIsBounded(t *testing.T) {
 	g := newGateways(t, 1, 1)
