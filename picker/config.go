@@ -208,4 +208,7 @@ func (c *Config) hasher() (blockhash.Hasher, error) {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-func duration(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+// duration is a day at most: longer than anything that an engine does, and sums of many don't overflow.
+func duration(ms float64) time.Duration {
+	return time.Duration(min(ms*float64(time.Millisecond), float64(24*time.Hour)))
+}

@@ -239,6 +239,28 @@ func TestLostEndIsNotWaitedForForEver(t *testing.T) {
 	}
 }
 
+// Nor does an endpoint seem free whose agent says nonsense of its engine's speed.
+func TestNonsenseSpeedIsBounded(t *testing.T) {
+	for name, bind := range map[string]func(g *gateways){
+		"another's request": func(g *gateways) {
+			b := wire.Hint{Number: 1, Bound: []wire.HintBound{{ID: 1, Key: g.agents[0].info.Key(0), PromptTokens: 8000, Told: true}}}
+			if err := g.all[0].Hear(g.now, b.Append(nil, 5)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"an own one": func(g *gateways) { g.submit(0, "own", prompt(1, 8000)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGateways(t, 1, 1)
+			g.agents[0].load.PrefillPerToken = 1e30
+			g.pass(250 * time.Millisecond)
+			if bind(g); g.endpoint(0, id(0)).QueueMs < ms(hintWork) {
+				t.Errorf("busy for %v ms", g.endpoint(0, id(0)).QueueMs)
+			}
+		})
+	}
+}
+
 // A gateway that says nonsense keeps an endpoint busy for a while, not for ever.
 func TestHintedWorkIsBounded(t *testing.T) {
 	g := newGateways(t, 1, 1)
