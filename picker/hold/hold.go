@@ -57,7 +57,7 @@ func Default() Config {
 		DeadlineShare: 0.25,
 		MaxRequests:   1000,
 		MaxBytes:      256 << 20,
-		Patience:      0.1,
+		Patience:      0.05,
 		AgeCredit:     0.1,
 		AgeGrowth:     2 * time.Second,
 		MaxScan:       150,
