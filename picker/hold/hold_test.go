@@ -68,8 +68,8 @@ func TestTakeOrWait(t *testing.T) {
 		{"none ready", "all are busy", on(busy(100, 20), busy(50, 20)), 0, -1},
 		{"home is busy", "waiting for 300 ms of prefill at home is cheaper", on(ready(1000), busy(100, 300)), 0, -1},
 		{"home is too busy", "waiting at home takes longer than computing anew", on(ready(1000), busy(100, 1200)), 0, 0},
-		{"after a while", "5 s of waiting buy 500 ms of extra cost", on(ready(1000), busy(100, 500)), 5 * time.Second, 0},
-		{"not quite", "4 s buy 400 ms, not enough for a difference of 450", on(ready(1000), busy(50, 500)), 4 * time.Second, -1},
+		{"after a while", "10 s of waiting buy 500 ms of extra cost", on(ready(1000), busy(100, 500)), 10 * time.Second, 0},
+		{"not quite", "8 s buy 400 ms, not enough for a difference of 450", on(ready(1000), busy(50, 500)), 8 * time.Second, -1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
