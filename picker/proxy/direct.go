@@ -203,7 +203,7 @@ func (c *engineConn) exchange(req *http.Request, body []byte) (resp *http.Respon
 	if writeErr != nil { // an engine may refuse a request without reading all of it
 		_ = c.SetReadDeadline(time.Now().Add(lateAnswer))
 	}
-	for resp == nil || resp.StatusCode < http.StatusOK && resp.StatusCode != http.StatusSwitchingProtocols {
+	for resp == nil || resp.StatusCode/100 == 1 && resp.StatusCode != http.StatusSwitchingProtocols {
 		if resp, err = http.ReadResponse(c.r, req); err != nil {
 			break
 		}

@@ -112,6 +112,28 @@ func TestDirectReadsEveryKindOfAnswer(t *testing.T) {
 	}
 }
 
+// Status 0 to 99 is none, and nobody asked for another protocol. Go's server would panic at the former.
+func TestAnswersThatAreNone(t *testing.T) {
+	for _, answer := range []string{"HTTP/1.1 099 Eh\r\nContent-Length: 2\r\n\r\nhi", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nhi"} {
+		t.Run(strings.Fields(answer)[1], func(t *testing.T) {
+			url, _ := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+				if !readRequest(r) {
+					return false
+				}
+				_, err := io.WriteString(conn, answer)
+				return err == nil // the connection stays open
+			})
+			g := newGateway(t, Default(), url)
+			defer g.proxy.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if status, text, err := directPost(t, newDirect(&net.Dialer{}), ctx, g.URL, plainBody); status != http.StatusBadGateway || err != nil {
+				t.Errorf("answer = %d, %q, %v, want 502", status, text, err)
+			}
+		})
+	}
+}
+
 // What arrives is what http.Transport would have sent.
 func TestDirectSendsTheRequest(t *testing.T) {
 	var got *http.Request

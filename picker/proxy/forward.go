@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -84,12 +85,18 @@ func (p *Proxy) send(c *call) (picker.Outcome, result) {
 }
 
 // roundTrip sends a request with c's body.
-func (p *Proxy) roundTrip(c *call, req *http.Request) (*http.Response, error) {
+func (p *Proxy) roundTrip(c *call, req *http.Request) (resp *http.Response, err error) {
 	if p.direct.serves(req.URL) {
-		return p.direct.send(req, c.body)
+		resp, err = p.direct.send(req, c.body)
+	} else {
+		c.lent = true
+		resp, err = p.transport.RoundTrip(req)
 	}
-	c.lent = true
-	return p.transport.RoundTrip(req)
+	if err == nil && resp.StatusCode < http.StatusOK { // no status at all, or another protocol
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("engine answers with status %d", resp.StatusCode)
+	}
+	return resp, err
 }
 
 // decisionHeaders tells the client what was decided, where that is switched on.

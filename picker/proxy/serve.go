@@ -300,8 +300,11 @@ func (p *Proxy) alive(ctx context.Context, e picker.Endpoint) bool {
 		return false
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK { // the body of another protocol has no end
+		return false
+	}
 	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
-	return resp.StatusCode == http.StatusOK
+	return true
 }
 
 // broken tells the client that its answer ends here: as a status if none was sent, else as the
