@@ -24,6 +24,9 @@ const (
 	maxAnswerHeader  = 1 << 20
 	// lateAnswer is how long an engine that stopped to read may take to say why.
 	lateAnswer = 100 * time.Millisecond
+	// closedWithin bounds the time between a request on a used connection and its end for which the
+	// engine can't have begun on it.
+	closedWithin = 250 * time.Millisecond
 	// unreadBytes of a body arrive though the engine reads nothing: more may have to wait for it.
 	unreadBytes = 32 << 10
 )
@@ -64,12 +67,23 @@ func (d *direct) send(req *http.Request, body []byte) (*http.Response, error) {
 	if req.URL.Port() == "" {
 		address = net.JoinHostPort(req.URL.Hostname(), "80")
 	}
-	c, err := d.take(req.Context(), address)
+	c, used, err := d.take(req.Context(), address)
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	stop := context.AfterFunc(req.Context(), func() { _ = c.Close() }) // whoever waits for c wakes up
 	resp, whole, err := c.exchange(req, body)
+	if err != nil && used && c.silent(err) && time.Since(began) < closedWithin && req.Context().Err() == nil {
+		// The engine gave the idle connection up just when it was taken: it has not seen the request.
+		stop()
+		_ = c.Close()
+		if c, err = d.fresh(req.Context(), address); err != nil {
+			return nil, err
+		}
+		stop = context.AfterFunc(req.Context(), func() { _ = c.Close() })
+		resp, whole, err = c.exchange(req, body)
+	}
 	if err != nil {
 		stop()
 		_ = c.Close()
@@ -79,18 +93,30 @@ func (d *direct) send(req *http.Request, body []byte) (*http.Response, error) {
 	return resp, nil
 }
 
-// take returns an idle connection or a new one.
-func (d *direct) take(ctx context.Context, address string) (*engineConn, error) {
+// silent reports whether err, of an exchange, says that the other side closed the connection without a word.
+func (c *engineConn) silent(err error) bool {
+	return c.limit.N == maxAnswerHeader && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE))
+}
+
+// take returns an idle connection, which was used before, or a new one.
+func (d *direct) take(ctx context.Context, address string) (c *engineConn, used bool, err error) {
 	for {
 		c := d.pop(address)
 		if c == nil {
 			break
 		}
 		if time.Since(c.since) < maxIdleTime && c.quiet() {
-			return c, nil
+			return c, true, nil
 		}
 		_ = c.Close()
 	}
+	c, err = d.fresh(ctx, address)
+	return c, false, err
+}
+
+// fresh returns a new connection.
+func (d *direct) fresh(ctx context.Context, address string) (*engineConn, error) {
 	conn, err := d.dial(ctx, "tcp", address)
 	if err != nil {
 		return nil, err

@@ -176,6 +176,49 @@ func TestDirectSeesThatAnIdleConnectionIsClosed(t *testing.T) {
 	}
 }
 
+// It may also close one in the very moment in which it is used again.
+func TestDirectTriesAnewWhenAUsedConnectionIsGone(t *testing.T) {
+	requests := 0
+	url, connections := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
+		requests++
+		if requests == 2 {
+			_, _ = r.Peek(1)
+			return false // what has come is not read: the client sees a reset
+		}
+		if !readRequest(r) {
+			return false
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+		return requests < 3
+	})
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	for i := range 2 {
+		if status, text, err := directPost(t, d, t.Context(), url, plainBody); err != nil || status != http.StatusOK || text != "hi" {
+			t.Fatalf("request %d: %d %q, %v", i, status, text, err)
+		}
+	}
+	if n := connections.Load(); n != 2 {
+		t.Errorf("%d connections, want 2", n)
+	}
+}
+
+// A new connection that is closed without a word is an engine in trouble.
+func TestDirectTriesANewConnectionOnce(t *testing.T) {
+	url, connections := wireEngine(t, func(_ net.Conn, r *bufio.Reader) bool {
+		_, _ = r.Peek(1)
+		return false
+	})
+	d := newDirect(&net.Dialer{})
+	defer d.closeIdle()
+	if _, _, err := directPost(t, d, t.Context(), url, plainBody); err == nil {
+		t.Error("no error")
+	}
+	if n := connections.Load(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+}
+
 func TestDirectTakesAnAnswerThatComesBeforeTheRequestsEnd(t *testing.T) {
 	url, _ := wireEngine(t, func(conn net.Conn, r *bufio.Reader) bool {
 		if _, err := http.ReadRequest(r); err == nil {
