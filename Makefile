@@ -36,8 +36,8 @@ test: deps ## all tests (no GPU, no cluster, no engine needed)
 	$(GO) test ./...
 
 .PHONY: race
-race: deps ## the tests under the race detector (not test/e2e: its processes are built without)
-	$(GO) test -race $$($(GO) list ./... | grep -v /test/e2e)
+race: deps ## the tests under the race detector (not test/e2e: its processes are built without; nor test/sim: one goroutine)
+	$(GO) test -race $$($(GO) list ./... | grep -v -e /test/e2e -e /test/sim)
 
 .PHONY: fuzz
 fuzz: deps ## each fuzz target for FUZZTIME (30s)
