@@ -3,6 +3,8 @@ package picker
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/grapevine-llm/grapevine/picker/score"
 )
 
 // draws are random numbers by a seed: the nth is the same each time. Safe for concurrent use. (A generator of math/rand would
@@ -12,7 +14,7 @@ type draws struct {
 	n    atomic.Uint64
 }
 
-func (d *draws) next() uint64 { return mix(d.seed + d.n.Add(1)*0x9e3779b97f4a7c15) }
+func (d *draws) next() uint64 { return score.Mix(d.seed + d.n.Add(1)*0x9e3779b97f4a7c15) }
 
 // upTo returns a duration from 0 up to and with limit.
 func (d *draws) upTo(limit time.Duration) time.Duration {

@@ -10,6 +10,7 @@ import (
 	"github.com/grapevine-llm/grapevine/gossip/wire"
 	"github.com/grapevine-llm/grapevine/picker/hint"
 	"github.com/grapevine-llm/grapevine/picker/hold"
+	"github.com/grapevine-llm/grapevine/picker/score"
 )
 
 const (
@@ -128,7 +129,7 @@ func (p *Picker) hintEnded(now time.Time, f *flight) {
 // then.)
 func (p *Picker) turn(now time.Time, e *endpoint) (others, holding int) {
 	draw := uint64(now.Unix()) ^ e.hash
-	return p.hints.book.Before(now, p.hints.node, func(node uint64) uint64 { return mix(node ^ draw) })
+	return p.hints.book.Before(now, p.hints.node, func(node uint64) uint64 { return score.Mix(node ^ draw) })
 }
 
 // turnPause is how long a gateway leaves a free endpoint to the one whose turn is before its own. Two short prefills on one
@@ -331,12 +332,4 @@ func (p *Picker) gatewayDown(now time.Time, m mesh.Member) {
 		p.leave(now, f)
 	}
 	p.wakeUp()
-}
-
-// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }

@@ -62,8 +62,8 @@ func (b *Book[V]) Before(now time.Time, own uint64, turn func(node uint64) uint6
 	return all, holding
 }
 
-// Hear notes that a packet of a gateway has come at now, with its number and how many requests it holds. It reports false for a gateway that is one too many: its packet is not
-// to be used.
+// Hear notes that a packet of a gateway has come at now, with its number and how many requests it holds. It reports false for a
+// gateway that is one too many: its packet is not to be used.
 func (b *Book[V]) Hear(now time.Time, node, number uint64, held int) bool {
 	g := b.gateways[node]
 	if g == nil {

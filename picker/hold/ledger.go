@@ -30,7 +30,8 @@ const (
 // A Ledger knows what is in flight on one endpoint: engines report neither the prefill tokens in their queue nor how far
 // a prefill is. Prefills are taken to run one after the other in the order of binding, each from the end of the one
 // before. A prefill is over at the first of [Ledger.Over], which the caller calls on the first token and when the last
-// block shows in the digest, and its predicted end. The zero Ledger is empty.
+// block shows in the digest, and its predicted end; where the end will be told, at twice the predicted time. The zero Ledger is
+// empty.
 type Ledger struct {
 	prefills    []*Flight // queued, in the order of binding
 	begun       time.Time // when the first of them began
@@ -186,8 +187,8 @@ func (l *Ledger) UnseenBlocks() int {
 }
 
 // Queued returns how many of these flights the engine's figures as of at, which came at read, may count as waiting though they
-// are part of Queue, or no longer wait. A flight whose prefill should be over, but is not known to be, is not among them: if the engine says
-// that a request waits, this one may be stuck there.
+// are part of Queue, or no longer wait. A flight whose prefill should be over, but is not known to be, is not among them: if
+// the engine says that a request waits, this one may be stuck there.
 func (l *Ledger) Queued(at, read time.Time) int {
 	n := 0
 	for _, f := range l.prefills {

@@ -53,7 +53,7 @@ func (p *Params) Best(c []Candidate, request uint64, set Set) int {
 		if !reuses(&c[i]) || c[i].Wait+c[i].Cost > limit {
 			continue
 		}
-		if h := mix(request ^ c[i].Key); best < 0 || h > top {
+		if h := Mix(request ^ c[i].Key); best < 0 || h > top {
 			best, top = i, h
 		}
 	}
@@ -108,8 +108,8 @@ func anyFresh(c []Candidate) bool {
 	return false
 }
 
-// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-func mix(x uint64) uint64 {
+// Mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+func Mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

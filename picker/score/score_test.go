@@ -281,7 +281,7 @@ func TestNearlyEqualPricesGoToTheCache(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			for request := range uint64(20) {
-				if i := p.Best(tt.c, mix(request), Ready); i != tt.want {
+				if i := p.Best(tt.c, Mix(request), Ready); i != tt.want {
 					t.Fatalf("request %d: candidate %d, want %d", request, i, tt.want)
 				}
 			}
@@ -293,13 +293,13 @@ func TestTiesAreSpread(t *testing.T) {
 	p := Default()
 	c := make([]Candidate, 4)
 	for i := range c {
-		c[i] = Candidate{Key: mix(uint64(i)), Cost: 1000 + float64(i), Ready: true}
+		c[i] = Candidate{Key: Mix(uint64(i)), Cost: 1000 + float64(i), Ready: true}
 	}
 	c[3].Cost = 1020 // out of the margin of 10 ms
 	var hits [4]int
 	for request := range uint64(3000) {
-		i := p.Best(c, mix(request), Ready)
-		if again := p.Best(c, mix(request), Ready); again != i {
+		i := p.Best(c, Mix(request), Ready)
+		if again := p.Best(c, Mix(request), Ready); again != i {
 			t.Fatalf("request %d: %d, then %d", request, i, again)
 		}
 		hits[i]++
