@@ -34,11 +34,15 @@ type Request struct {
 	Priority        int    // higher is bound first
 	Sheddable       bool   // may be refused under load
 	Deadline        time.Time
-	Bytes           int      // of the body, for the bound on held bytes; 0: 4 bytes a token
-	Avoid           []string // IDs of endpoints that failed this request
-	NoFirstToken    bool     // FirstToken will not be called: the answer comes as a whole
-	NoCacheRead     bool     // the engine reads nothing from its cache (prompt_logprobs)
-	PromptRung      string   // how TokenIDs or Chains were made; goes into the receipt
+	MaxHold         time.Duration // if shorter than the configuration's; 0: that, negative: it is not held
+	Bytes           int           // of the body, for the bound on held bytes; 0: 4 bytes a token
+	Avoid           []string      // IDs of endpoints that failed this request
+	// Only are the addresses, host:port, of the endpoints that may be chosen, all ranks of each. Nil: any; empty: none.
+	Only         []string
+	Fallbacks    int    // that Decision.Fallbacks should have
+	NoFirstToken bool   // FirstToken will not be called: the answer comes as a whole
+	NoCacheRead  bool   // the engine reads nothing from its cache (prompt_logprobs)
+	PromptRung   string // how TokenIDs or Chains were made; goes into the receipt
 }
 
 // Endpoint is an engine, or one data-parallel rank of it.
@@ -47,6 +51,12 @@ type Endpoint struct {
 	URL   string `json:"url"`
 	Rank  int    `json:"rank"`
 	Ranks int    `json:"ranks"`
+}
+
+// Address returns the endpoint's host:port, which the ranks of one engine have in common.
+func (e Endpoint) Address() string {
+	address, _, _ := strings.Cut(e.ID, "#")
+	return address
 }
 
 // Rung says what a price was made from, best first.
@@ -90,6 +100,9 @@ type Decision struct {
 	PromptBlocks          int    // full blocks of the prompt
 	PredictedCachedTokens int    // prompt tokens that the engine should find in its cache
 	Held                  time.Duration
+	// Fallbacks are the best endpoints on other hosts, best first, at most Request.Fallbacks and one a host: for whoever has to
+	// go on alone when Endpoint can't be reached.
+	Fallbacks []Endpoint
 
 	flight *flight
 }
@@ -105,7 +118,7 @@ type Outcome struct {
 	Cancelled    bool // by the client
 }
 
-// ErrNoEndpoints says that the pool is empty, or that the request avoids all of it.
+// ErrNoEndpoints says that the pool is empty, or that the request may have nothing of it: see Request.Avoid and Only.
 var ErrNoEndpoints = errors.New("no endpoint in the pool")
 
 // ErrOverloaded says that a request was refused under load.

@@ -34,6 +34,7 @@ type flight struct {
 	hint      uint64 // by which other gateways know it; 0: they don't
 	told      bool   // they know that the prefill is over
 	others    bool   // another gateway bound it
+	moved     bool   // to this endpoint when the one that was chosen failed: nothing was predicted
 	// The prompt's last full block, and the one before if that is new too: when they show in the digest the prefill is over.
 	last, before blockhash.Hash
 }
@@ -70,7 +71,7 @@ func (p *Picker) admit(now time.Time, q *query) (waits bool, err error) {
 	}
 	q.item = hold.Item[*query]{
 		Value: q, Key: q.key, Flow: q.req.Flow, Priority: q.req.Priority, Arrived: q.start,
-		Deadline: q.req.Deadline, Bytes: bytes, Sheddable: q.req.Sheddable,
+		Deadline: q.req.Deadline, MaxAge: q.req.MaxHold, Bytes: bytes, Sheddable: q.req.Sheddable,
 	}
 	q.item.Note(c)
 	p.queue.Add(&q.item)
@@ -180,7 +181,7 @@ func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason strin
 	q.decision = Decision{
 		RequestID: q.req.ID, Endpoint: e.public, Policy: q.policy, Rung: p.rung(q, i), Reason: reason,
 		MatchedBlocks: matched, DigestBlocks: digest, PromptBlocks: q.tokens / s.blockSize, PredictedCachedTokens: f.predicted,
-		Held: now.Sub(q.start), flight: f,
+		Held: now.Sub(q.start), Fallbacks: p.fallbacks(q, i), flight: f,
 	}
 	p.receipts.add(p.receipt(now, q, &q.decision, p.cfg.ReceiptCandidates))
 	p.metrics.picked(&q.decision)
@@ -329,15 +330,12 @@ func (p *Picker) Done(d Decision, o Outcome) {
 		e.host.answered()
 		f.stepped(now)
 	case o.Err != nil && !o.Cancelled:
-		e.host.failed(now, &p.cfg.Failure, &p.draws)
-		p.marks.forgetHost(e.host)
-		p.trouble = true
-		p.log.Warn("endpoint could not be reached", keyEndpoint, e.public.ID, keyError, o.Err, keyFailures, e.host.failures)
+		p.failed(now, e, o.Err)
 	}
 	if o.OutputTokens > 0 {
 		p.meanOutput += meanRate * (float64(o.OutputTokens) - p.meanOutput)
 	}
-	if o.CachedTokens >= 0 && o.Connected && o.Err == nil && o.PromptTokens > 0 {
+	if o.CachedTokens >= 0 && o.Connected && o.Err == nil && o.PromptTokens > 0 && !f.moved {
 		o.CachedTokens = min(o.CachedTokens, o.PromptTokens) // whatever an engine says
 		e.checked(f.predicted, f.promised, o.CachedTokens)
 		e.lane.trust = e.trust()
@@ -345,4 +343,12 @@ func (p *Picker) Done(d Decision, o Outcome) {
 	}
 	p.receipts.finish(d.RequestID, now.Sub(f.bound), o)
 	p.pump(now)
+}
+
+// failed takes in that an endpoint could not be reached. Caller holds p.mu.
+func (p *Picker) failed(now time.Time, e *endpoint, err error) {
+	e.host.failed(now, &p.cfg.Failure, &p.draws)
+	p.marks.forgetHost(e.host)
+	p.trouble = true
+	p.log.Warn("endpoint could not be reached", keyEndpoint, e.public.ID, keyError, err, keyFailures, e.host.failures)
 }

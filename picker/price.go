@@ -15,7 +15,7 @@ const (
 	classGood     = iota
 	classExcluded // by a verdict heard by gossip
 	classOut      // could not be reached
-	classNever    // doesn't serve the model, or failed this very request
+	classNever    // doesn't serve the model, failed this very request, or is not one that it may have
 )
 
 func (p *Picker) class(now time.Time, q *query, i int) int {
@@ -31,7 +31,7 @@ func (p *Picker) class(now time.Time, q *query, i int) int {
 	return classGood
 }
 
-// may reports whether endpoint i serves the model and has not failed this very request.
+// may reports whether the request may have endpoint i: it serves the model, and nothing bars it.
 func (q *query) may(i int) bool {
 	return (q.serves == nil || q.serves[i]) && (q.avoid == nil || !q.avoid[i])
 }

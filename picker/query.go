@@ -33,7 +33,8 @@ type query struct {
 	heard   uint64 // last of the marks of other gateways that the matches count
 
 	serves []bool // by endpoint; nil: all
-	avoid  []bool // by endpoint; nil: none
+	avoid  []bool // by endpoint, those that the request must not have; nil: none
+	barred []bool // memory for avoid
 
 	// A held request waits for done, which gets one value.
 	item     hold.Item[*query]
@@ -81,13 +82,7 @@ func (q *query) bind(t *table, h blockhash.Hasher) (err error) {
 	if q.serves, err = t.serving(q.req.Model); err != nil {
 		return err
 	}
-	q.avoid = nil
-	for _, id := range q.req.Avoid {
-		if i := slices.IndexFunc(t.endpoints, func(e *endpoint) bool { return e.public.ID == id }); i >= 0 {
-			q.avoid = padBools(q.avoid, len(t.endpoints))
-			q.avoid[i] = true
-		}
-	}
+	q.bar(t)
 	if q.table == nil || !slices.Equal(q.table.sizes, t.sizes) {
 		q.hash(t.sizes, h)
 	}
@@ -98,6 +93,38 @@ func (q *query) bind(t *table, h blockhash.Hasher) (err error) {
 		clear(*s)
 	}
 	return nil
+}
+
+// bar notes which endpoints the request must not have.
+func (q *query) bar(t *table) {
+	q.avoid = nil
+	if q.req.Only == nil && len(q.req.Avoid) == 0 {
+		return
+	}
+	n := len(t.endpoints)
+	q.barred = slices.Grow(q.barred[:0], n)[:n]
+	q.avoid = q.barred
+	for i := range q.avoid {
+		q.avoid[i] = q.req.Only != nil
+	}
+	at := 0
+	for _, address := range q.req.Only {
+		if at == n || t.endpoints[at].host.address != address { // as it does not in a list that is sorted as the table
+			first, known := t.byAddress[address]
+			if !known {
+				continue
+			}
+			at = first
+		}
+		for ; at < n && t.endpoints[at].host.address == address; at++ {
+			q.avoid[at] = false
+		}
+	}
+	for _, id := range q.req.Avoid {
+		if i := slices.IndexFunc(t.endpoints, func(e *endpoint) bool { return e.public.ID == id }); i >= 0 {
+			q.avoid[i] = true
+		}
+	}
 }
 
 // hash computes, or takes over, the chain of the prompt for each block size.

@@ -28,6 +28,7 @@ type table struct {
 	bareMarks *match.Speculation // columns: endpoint.bare
 	blank     *bloom.Matrix      // no bits: matched together with bareMarks it gives the marks alone
 	byKey     map[wire.Key]int   // index of the endpoint
+	byAddress map[string]int     // index of a host's first endpoint; the others follow
 	sizes     []int              // distinct block sizes; queries have one chain for each
 
 	models     map[string][]bool // by model: which endpoints serve it; endpoints with unknown models serve all
@@ -102,7 +103,7 @@ type stream struct {
 
 // rebuild publishes a new table from the pool and the view. Caller holds p.mu.
 func (p *Picker) rebuild(now time.Time, snap *view.Snapshot) {
-	t := &table{models: map[string][]bool{}, byKey: map[wire.Key]int{}, snapshot: snap}
+	t := &table{models: map[string][]bool{}, byKey: map[wire.Key]int{}, byAddress: map[string]int{}, snapshot: snap}
 	for _, s := range p.streams(snap) {
 		p.addSlot(t, s)
 	}
@@ -265,6 +266,9 @@ func (p *Picker) addSlot(t *table, st stream) {
 		}
 	}
 	t.byKey[s.key] = index
+	if _, known := t.byAddress[e.host.address]; !known {
+		t.byAddress[e.host.address] = index
+	}
 	t.endpoints = append(t.endpoints, e)
 	t.slots = append(t.slots, s)
 }

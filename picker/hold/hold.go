@@ -81,8 +81,9 @@ type Item[R any] struct {
 	Flow      string // who is to be treated fairly
 	Priority  int    // higher goes first
 	Arrived   time.Time
-	Deadline  time.Time // zero: none
-	Bytes     int       // that the request takes at the gateway
+	Deadline  time.Time     // zero: none
+	MaxAge    time.Duration // longest hold if shorter than the configuration's; 0: that, negative: none
+	Bytes     int           // that the request takes at the gateway
 	Sheddable bool
 
 	flow     *flow[R]
@@ -190,6 +191,9 @@ func (q *Queue[R]) Add(it *Item[R]) {
 	limit := q.cfg.MaxAge
 	if it.Sheddable {
 		limit = min(limit, q.cfg.ShedAfter)
+	}
+	if it.MaxAge != 0 {
+		limit = min(limit, max(0, it.MaxAge))
 	}
 	it.expires = it.Arrived.Add(limit)
 	if !it.Deadline.IsZero() {
