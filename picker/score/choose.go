@@ -43,8 +43,8 @@ func (p *Params) Best(c []Candidate, request uint64, set Set) int {
 	}
 	least = math.Inf(1)
 	for i := first; i <= last; i++ {
-		if reuses(&c[i]) {
-			least = min(least, c[i].Wait+c[i].Cost)
+		if total := c[i].Wait + c[i].Cost; total < least && reuses(&c[i]) { // the built-in min would take twice as long: NaNs
+			least = total
 		}
 	}
 	limit := least + max(p.MarginMs, p.MarginShare*least)
@@ -73,7 +73,9 @@ func cheapest(c []Candidate, set Set) (least float64, stale bool) {
 				least = total
 			}
 		case x.Ready || set == Any:
-			ofStale = min(ofStale, x.Wait+x.Cost)
+			if total := x.Wait + x.Cost; total < ofStale {
+				ofStale = total
+			}
 		}
 	}
 	if stale {
@@ -87,8 +89,8 @@ func Alternative(c []Candidate) float64 {
 	stale := !anyFresh(c)
 	least := math.Inf(1)
 	for i := range c {
-		if c[i].in(Any, stale) && !c[i].Ready {
-			least = min(least, c[i].Wait+c[i].Cost)
+		if total := c[i].Wait + c[i].Cost; total < least && !c[i].Ready && c[i].in(Any, stale) {
+			least = total
 		}
 	}
 	return least

@@ -225,7 +225,10 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	if fleet.PerToken == 0 {
 		fleet = &e.prefill
 	}
-	wait := max(0, e.Queue)
+	wait := 0.0
+	if e.Queue > 0 { // the built-in max would take twice as long: NaNs
+		wait = e.Queue
+	}
 	if e.Waiting > 0 {
 		wait += float64(e.Waiting) * e.MeanPrefill
 	}
