@@ -100,12 +100,14 @@ func (p *Picker) pump(now time.Time) {
 }
 
 // repriced is the hold's view of a held request: matched anew when digests may have changed.
-func (p *Picker) repriced(now time.Time, q *query) []score.Candidate {
+func (p *Picker) repriced(now time.Time, q *query, all bool) []score.Candidate {
 	if q.err = p.catchUp(now, q, now.Sub(q.matched) > rematchEvery); q.err != nil {
 		return nil
 	}
-	if c := p.rejected(now, q); c != nil {
-		return c
+	if !all {
+		if c := p.part(now, q); c != nil {
+			return c
+		}
 	}
 	c := p.price(now, q)
 	q.remember(c)

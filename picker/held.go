@@ -8,10 +8,9 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/score"
 )
 
-// rejected returns the part of what price would return that shows that q waits on, nil if it may not: all endpoints that may
-// be ready, and one that is not, which it preferred last time. With more to choose from it would not be less choosy. The
-// endpoint that has most of the prompt is in the list too, for [hold.Item.Note].
-func (p *Picker) rejected(now time.Time, q *query) []score.Candidate {
+// part returns a part of what price would return, nil if all must be priced: the endpoints that may be ready, one that is not,
+// which q preferred last time, and the one that has most of the prompt. With more to choose from q would not be less choosy.
+func (p *Picker) part(now time.Time, q *query) []score.Candidate {
 	p.advance(now, q.table)
 	lanes, open := q.table.lanes, q.table.open
 	if q.rival < 0 || p.trouble || len(open) > len(lanes)/2 || now.Sub(q.start) >= p.cfg.Hold.DoubtAfter {
@@ -35,15 +34,12 @@ func (p *Picker) rejected(now time.Time, q *query) []score.Candidate {
 			add(i)
 		}
 	}
-	if p.queue.Accept(c, q.key, now.Sub(q.start)) >= 0 {
-		return nil
-	}
 	add(q.home)
 	p.candidates = c
 	return c
 }
 
-// remember keeps of q's prices what rejected needs: what it would wait for, and who has most of it.
+// remember keeps of q's prices what part needs: what it would wait for, and who has most of it.
 func (q *query) remember(c []score.Candidate) {
 	q.rival, q.home = -1, -1
 	least, most := math.Inf(1), math.Inf(1)

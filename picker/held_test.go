@@ -36,15 +36,15 @@ func rejectedAsPriced(t *testing.T) {
 		}
 		return m
 	}
-	f.priceHeld = func(now time.Time, q *query) []score.Candidate {
-		part := slices.Clone(f.repriced(now, q))
+	f.priceHeld = func(now time.Time, q *query, whole bool) []score.Candidate {
+		part := slices.Clone(f.repriced(now, q, whole))
 		all := f.price(now, q)
-		if len(part) == len(all) {
+		if whole || len(part) == len(all) {
 			wholes++
 			return all
 		}
 		parts++
-		if i := f.queue.Accept(all, q.key, now.Sub(q.start)); i >= 0 {
+		if i := f.queue.Accept(all, q.key, now.Sub(q.start)); i >= 0 && f.queue.Accept(part, q.key, now.Sub(q.start)) < 0 {
 			t.Errorf("request %s takes %s by all prices, none by a part of them", q.req.ID, f.agents[all[i].Index].info.Address)
 		}
 		if a, b := least(part), least(all); a != b {

@@ -28,24 +28,20 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 			if o.item != nil && it.Priority < o.item.Priority {
 				continue
 			}
-			c := price(now, it.Value)
+			c := price(now, it.Value, false)
 			if len(c) == 0 {
 				q.Remove(it)
 				return Binding[R]{Item: it, Reason: Orphaned}, true
 			}
 			it.Note(c)
 			age := now.Sub(it.Arrived)
-			if doubt := ms(q.cfg.DoubtAfter); ms(age) >= doubt {
-				for i := range c {
-					c[i].Ready = c[i].Ready || c[i].Idle >= doubt
-				}
-			}
-			k := q.Accept(c, it.Key, age)
-			if k < 0 {
+			k := q.accepts(c, it, age)
+			if k < 0 || o.item != nil && it.Priority == o.item.Priority && q.order(c[k].Terms.Prefill, age) >= o.order {
 				continue
 			}
-			if order := q.order(c[k].Terms.Prefill, age); o.item == nil || it.Priority > o.item.Priority || order < o.order {
-				o.item, o.candidate, o.order = it, c[k], order
+			c = price(now, it.Value, true)
+			if k = q.accepts(c, it, age); k >= 0 {
+				o.item, o.candidate, o.order = it, c[k], q.order(c[k].Terms.Prefill, age)
 			}
 		}
 		if o.item != nil {
@@ -59,6 +55,16 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 	o := q.serve(offers)
 	q.Remove(o.item)
 	return Binding[R]{Item: o.item, Candidate: o.candidate, Reason: Ready}, true
+}
+
+// accepts is Accept for a request that has waited for age; it doubts endpoints that got nothing for long.
+func (q *Queue[R]) accepts(c []score.Candidate, it *Item[R], age time.Duration) int {
+	if doubt := ms(q.cfg.DoubtAfter); ms(age) >= doubt {
+		for i := range c {
+			c[i].Ready = c[i].Ready || c[i].Idle >= doubt
+		}
+	}
+	return q.Accept(c, it.Key, age)
 }
 
 // scan yields at most limit requests: the first ones, and of the others a part that is another one each time. Those that come

@@ -131,8 +131,10 @@ type Binding[R any] struct {
 	Reason    Reason
 }
 
-// Price returns the candidates for a request. The slice is only used until the next call.
-type Price[R any] func(now time.Time, value R) []score.Candidate
+// Price returns the candidates for a request; if not all, it may leave out some that are neither ready nor have most of the
+// prompt: a request that takes none of the others then doesn't take one of all either. The slice is only used until the next
+// call.
+type Price[R any] func(now time.Time, value R, all bool) []score.Candidate
 
 // Queue holds the waiting requests.
 type Queue[R any] struct {
@@ -306,7 +308,7 @@ func (q *Queue[R]) force(now time.Time, it *Item[R], why Reason, price Price[R])
 	if it.Sheddable && why != Drained {
 		return Binding[R]{Item: it, Reason: Shed}
 	}
-	c := price(now, it.Value)
+	c := price(now, it.Value, true)
 	if len(c) == 0 {
 		return Binding[R]{Item: it, Reason: Orphaned}
 	}

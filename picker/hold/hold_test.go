@@ -20,7 +20,9 @@ func at(d time.Duration) time.Time { return t0.Add(d) }
 // fleet prices by hand: what each request costs on each endpoint.
 type fleet map[string][]score.Candidate
 
-func (f fleet) price(_ time.Time, name string) []score.Candidate { return slices.Clone(f[name]) }
+func (f fleet) price(_ time.Time, name string, _ bool) []score.Candidate {
+	return slices.Clone(f[name])
+}
 
 // ready is an endpoint that would take ms of prefill now, at that price.
 func ready(ms float64) score.Candidate {

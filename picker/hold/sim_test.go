@@ -147,7 +147,7 @@ func simulate(t *testing.T, n int, cfg hold.Config, requests []*simRequest) {
 	}
 }
 
-func (s *sim) price(now time.Time, r *simRequest) []score.Candidate {
+func (s *sim) price(now time.Time, r *simRequest, _ bool) []score.Candidate {
 	s.cand = s.cand[:0]
 	req := score.Request{PromptTokens: r.prompt, OutputTokens: r.out, Reuse: 0.2}
 	for i, p := range s.pods {
