@@ -28,6 +28,8 @@ func (p *Proxy) Admin(metrics prometheus.Gatherer) http.Handler {
 	mux.HandleFunc("POST /explain", p.explain)
 	mux.HandleFunc("GET /trace", p.trace)
 	mux.HandleFunc("GET /health", p.health)
+	// For a supervisor that restarts: an empty pool or a drain is no reason to.
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"github.com/grapevine-llm/grapevine/picker"
@@ -568,6 +569,11 @@ func TestDrain(t *testing.T) {
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("health while draining: %d, want 503", resp.StatusCode)
+	}
+	w := httptest.NewRecorder()
+	g.proxy.Admin(prometheus.NewRegistry()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+	if w.Code != http.StatusOK {
+		t.Errorf("healthz while draining: %d, want 200: a drain must not be cut short by a restart", w.Code)
 	}
 	if resp, text := post(t, g.URL+chatPath, streamBody); resp.StatusCode != http.StatusOK {
 		t.Errorf("request while draining: %d %s", resp.StatusCode, text)
