@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/inbound"
 	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/picker/webui"
 )
@@ -86,7 +87,7 @@ func (p *Proxy) explain(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
 		return
 	}
-	pick, prompt, err := p.request(r, req, requestID(r), true)
+	pick, prompt, err := p.request(r, req, inbound.RequestID(r.Header), true)
 	defer prompt.Release()
 	if err == nil {
 		var receipt picker.Receipt

@@ -13,20 +13,6 @@ import (
 	"time"
 )
 
-func TestBuffersAreUsedAgain(t *testing.T) {
-	var b buffers
-	for _, n := range []int{1, 512, 513, 128 << 10} {
-		if buf := b.take(n); len(buf) != 0 || cap(buf) < n || cap(buf) > 2*n {
-			t.Errorf("take(%d): length %d, room %d", n, len(buf), cap(buf))
-		}
-	}
-	b.give(nil)
-	b.give(make([]byte, maxKeptBytes+1))
-	if buf := b.take(8); cap(buf) != 8 {
-		t.Errorf("a buffer with room for %d was kept", cap(buf))
-	}
-}
-
 // Bodies lie in memory that other requests have used: no engine may see anything of those, also when clients leave at any
 // time and engines answer before they have read.
 func TestBodiesStayApart(t *testing.T) {

@@ -48,7 +48,7 @@ func (p *Proxy) readBody(w http.ResponseWriter, r *http.Request, limit int64, ta
 		w.Header().Set("Connection", "close") // the rest is not read
 		return nil, http.StatusRequestEntityTooLarge, fmt.Errorf("body is over the limit of %d bytes", limit)
 	}
-	buf := bytes.NewBuffer(p.bodyBuffers.take(int(min(max(r.ContentLength, 0), maxTrustedLength)) + bytes.MinRead))
+	buf := bytes.NewBuffer(p.bodyBuffers.Take(int(min(max(r.ContentLength, 0), maxTrustedLength)) + bytes.MinRead))
 	_, err = buf.ReadFrom(metered{http.MaxBytesReader(w, r.Body, limit), p, taken})
 	var tooLarge *http.MaxBytesError
 	var network net.Error

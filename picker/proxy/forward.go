@@ -165,8 +165,8 @@ func (p *Proxy) firstRead(c *call, body io.Reader, buf []byte, status int) chunk
 func (p *Proxy) stream(c *call, resp *http.Response, out picker.Outcome) (picker.Outcome, result) {
 	c.w.Header().Del("Content-Length") // events may be taken out
 	flusher := http.NewResponseController(c.w)
-	buf := p.readBuffers.take(readBytes)[:readBytes]
-	defer p.readBuffers.give(buf)
+	buf := p.readBuffers.Take(readBytes)[:readBytes]
+	defer p.readBuffers.Give(buf)
 	var pending []byte // the start of an event that is not complete yet
 	ended := false     // the engine's last event was seen
 	for first := true; ; first = false {
@@ -277,8 +277,8 @@ func (p *Proxy) clientGone(out picker.Outcome, err error) picker.Outcome {
 func (p *Proxy) plain(c *call, resp *http.Response, out picker.Outcome) (picker.Outcome, result) {
 	var head []byte // of the answer, for its usage; nil when it grew too long
 	keep := c.req.Kind != openai.Embedding && c.req.Kind != openai.Pooling
-	buf := p.readBuffers.take(readBytes)[:readBytes]
-	defer p.readBuffers.give(buf)
+	buf := p.readBuffers.Take(readBytes)[:readBytes]
+	defer p.readBuffers.Give(buf)
 	for {
 		n, err := resp.Body.Read(buf)
 		if n == 0 && err != nil && !errors.Is(err, io.EOF) && c.status == 0 && c.r.Context().Err() == nil {

@@ -166,7 +166,7 @@ func TestPromptsAreReadWhereSomebodyLooksAtThem(t *testing.T) {
 			cfg.ForwardTokenIDs = tt.forward
 			g := newGateway(t, cfg, e.URL)
 			var n atomic.Int32
-			g.proxy.resolver = countedPrompts{n: &n}
+			g.proxy.reader.Resolver = countedPrompts{n: &n}
 			policy := picker.DefaultPolicy()
 			policy.Shares = tt.shares
 			if err := g.picker.SetPolicy(policy); err != nil {

@@ -10,7 +10,6 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +24,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/inbound"
 	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
@@ -42,10 +42,7 @@ type Config struct {
 	DevEndpoints    bool          `json:"dev-endpoints" help:"forward the engines' dev and adapter endpoints (reset_prefix_cache, sleep, load_lora_adapter, ...) to all endpoints"`
 	ForwardTokenIDs bool          `json:"forward-token-ids" help:"give chat requests' token ids to engines, which then don't tokenize again (vLLM since August 2026; others ignore them); only ids of models that an engine agreed with"`
 	ResponseHeaders bool          `json:"response-headers" help:"put the decision into X-Grapevine-* headers of each answer"`
-	SessionHeader   string        `json:"session-header" help:"request header that names the session, for policy shares; else the body's user field, else the API key"`
-	FlowHeader      string        `json:"flow-header" help:"trusted request header that names the flow for fair shares; else the API key"`
-	PriorityHeader  string        `json:"priority-header" help:"trusted request header with a priority (integer, higher first); empty ignores priorities"`
-	SheddableHeader string        `json:"sheddable-header" help:"trusted request header that marks a request as sheddable under overload"`
+	inbound.Headers
 }
 
 // Default returns the configuration that suits most gateways.
@@ -58,8 +55,7 @@ func Default() Config {
 		ClientTimeout:  time.Minute,
 		HeaderWait:     10 * time.Millisecond,
 		MaxRetryShare:  0.1,
-		SessionHeader:  "X-Session-Id",
-		FlowHeader:     "X-Flow-Id",
+		Headers:        inbound.DefaultHeaders(),
 	}
 }
 
@@ -107,7 +103,7 @@ func (e *fieldError) Remedy() string  { return e.remedy }
 
 // Resolver turns a request into its chain or token ids; *prompt.Resolver is the real one.
 type Resolver interface {
-	Resolve(ctx context.Context, req *openai.Request, engineURL string) (prompt.Result, error)
+	inbound.Resolver
 	Status() prompt.Status
 }
 
@@ -120,8 +116,9 @@ type Proxy struct {
 	metrics     *metrics
 	direct      *direct         // to engines without TLS
 	transport   *http.Transport // to others
-	bodyBuffers buffers
-	readBuffers buffers // readBytes each
+	reader      inbound.Reader
+	bodyBuffers inbound.Buffers
+	readBuffers inbound.Buffers // readBytes each
 	budget      retryBudget
 	deaths      *deathList
 	draining    atomic.Bool
@@ -147,6 +144,7 @@ func New(cfg Config, p *picker.Picker, r Resolver, log *slog.Logger, reg prometh
 	dialer := &net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}
 	return &Proxy{
 		cfg: cfg, picker: p, resolver: r, log: log,
+		reader:  inbound.Reader{Headers: cfg.Headers, Picker: p, Resolver: r, Log: log},
 		metrics: newMetrics(reg),
 		direct:  newDirect(dialer),
 		transport: &http.Transport{

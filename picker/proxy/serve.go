@@ -12,9 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/inbound"
 	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
@@ -51,7 +50,7 @@ type call struct {
 
 // serve picks an endpoint for a request and forwards it.
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
-	c := &call{w: w, r: r, arrived: time.Now(), id: requestID(r)}
+	c := &call{w: w, r: r, arrived: time.Now(), id: inbound.RequestID(r.Header)}
 	c.traces = p.traces.begin(c.arrived)
 	w.Header().Set("X-Request-Id", c.id)
 	select {
@@ -71,8 +70,8 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		p.free(c.taken)
 		c.prompt.Release()
 		if !c.lent {
-			p.bodyBuffers.give(c.original)
-			p.bodyBuffers.give(c.forced)
+			p.bodyBuffers.Give(c.original)
+			p.bodyBuffers.Give(c.forced)
 		}
 	}()
 
@@ -84,15 +83,6 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	if c.cutShort || c.status == statusClientGone {
 		panic(http.ErrAbortHandler) // the server closes the connection without the end of the answer
 	}
-}
-
-// requestID keeps a client's id if it is fit for headers and logs, else makes one.
-func requestID(r *http.Request) string {
-	id := r.Header.Get("X-Request-Id")
-	if id == "" || len(id) > 128 || strings.ContainsFunc(id, func(c rune) bool { return c < '!' || c > '~' }) {
-		return uuid.NewString()
-	}
-	return id
 }
 
 // fail answers in OpenAI's shape before anything was forwarded.
@@ -133,7 +123,7 @@ func (p *Proxy) read(c *call) bool {
 	c.req, c.body = req, c.original
 	if req.Kind == openai.Chat || req.Kind == openai.Completion {
 		if req.Stream && !req.IncludeUsage {
-			c.body, c.strip = req.ForceUsage(p.bodyBuffers.take(len(c.original) + spliceBytes))
+			c.body, c.strip = req.ForceUsage(p.bodyBuffers.Take(len(c.original) + spliceBytes))
 		}
 		if c.strip {
 			c.forced = c.body
@@ -168,35 +158,7 @@ func (p *Proxy) resolve(c *call) bool {
 
 // request turns a client's request into the picker's, which may be used until the prompt is released.
 func (p *Proxy) request(r *http.Request, req *openai.Request, id string, withPrompt bool) (picker.Request, prompt.Result, error) {
-	pick := picker.Request{
-		ID: id, Model: req.Model, MaxOutputTokens: req.MaxTokens, NoCacheRead: req.PromptLogprobs,
-		Flow: p.flow(r), Session: p.session(r, req), Bytes: req.PromptBytes,
-		NoFirstToken: !req.Stream,
-	}
-	if p.cfg.PriorityHeader != "" {
-		pick.Priority, _ = strconv.Atoi(r.Header.Get(p.cfg.PriorityHeader)) // not a number: 0
-	}
-	if p.cfg.SheddableHeader != "" {
-		pick.Sheddable, _ = strconv.ParseBool(r.Header.Get(p.cfg.SheddableHeader))
-	}
-	engine, err := p.picker.EngineURL(req.Model)
-	if err != nil {
-		return pick, prompt.Result{}, err
-	}
-	if !withPrompt {
-		pick.PromptTokens, pick.PromptRung = req.EstimatedTokens(), prompt.RungNone
-		return pick, prompt.Result{Rung: prompt.RungNone}, nil
-	}
-	res, err := p.resolver.Resolve(r.Context(), req, engine)
-	if err != nil {
-		return pick, res, err
-	}
-	if res.Reason != "" {
-		p.log.Debug("prompt not tokenized here", slog.String("request_id", id), slog.String("rung", res.Rung), slog.String("reason", res.Reason))
-	}
-	pick.TokenIDs, pick.Chains, pick.Extras = res.TokenIDs, res.Chains, res.Extras
-	pick.PromptTokens, pick.PromptRung = res.EstimatedTokens, res.Rung
-	return pick, res, nil
+	return p.reader.Request(r.Context(), r.Header, req, id, withPrompt)
 }
 
 // wantsPrompts reports whether anybody looks at what a prompt's tokens are.
@@ -204,46 +166,17 @@ func (p *Proxy) wantsPrompts() bool {
 	return p.cfg.ForwardTokenIDs || p.picker.ReadsPrompts() || len(p.traces.running()) > 0
 }
 
-// flow names the share that a request counts against.
-func (p *Proxy) flow(r *http.Request) string {
-	if p.cfg.FlowHeader != "" {
-		if f := r.Header.Get(p.cfg.FlowHeader); f != "" {
-			return f
-		}
-	}
-	return r.Header.Get("Authorization")
-}
-
-// session names the conversation for policy shares.
-func (p *Proxy) session(r *http.Request, req *openai.Request) string {
-	if p.cfg.SessionHeader != "" {
-		if s := r.Header.Get(p.cfg.SessionHeader); s != "" {
-			return s
-		}
-	}
-	if req.User != "" {
-		return req.User
-	}
-	return r.Header.Get("Authorization")
-}
-
 // refuse answers an error of the picker.
 func (p *Proxy) refuse(c *call, err error) {
-	var unknown picker.ErrUnknownModel
-	var overloaded picker.ErrOverloaded
-	switch {
-	case errors.As(err, &unknown):
-		p.fail(c, http.StatusNotFound, "invalid_request_error", err.Error())
-	case errors.As(err, &overloaded):
-		c.w.Header().Set("Retry-After", strconv.Itoa(max(1, int(overloaded.RetryAfter.Round(time.Second).Seconds()))))
-		p.fail(c, http.StatusTooManyRequests, "overloaded_error", err.Error())
-	case errors.Is(err, picker.ErrNoEndpoints):
-		p.fail(c, http.StatusServiceUnavailable, "unavailable", err.Error())
-	case c.r.Context().Err() != nil:
+	a := inbound.Refuse(err)
+	if a.Status == http.StatusInternalServerError && c.r.Context().Err() != nil {
 		c.status = statusClientGone
-	default:
-		p.fail(c, http.StatusInternalServerError, "internal_error", err.Error())
+		return
 	}
+	if a.RetryAfter > 0 {
+		c.w.Header().Set("Retry-After", strconv.Itoa(a.RetryAfter))
+	}
+	p.fail(c, a.Status, a.Type, a.Message)
 }
 
 // forward picks and sends until an endpoint has answered or no further try is allowed.

@@ -31,7 +31,7 @@ func newTraced(t *testing.T, h http.HandlerFunc) (g *gateway, admin string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.proxy.resolver = resolver
+	g.proxy.reader.Resolver = resolver
 	s := httptest.NewServer(g.proxy.Admin(prometheus.NewRegistry()))
 	t.Cleanup(s.Close)
 	return g, s.URL

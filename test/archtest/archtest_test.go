@@ -79,7 +79,8 @@ func TestOurImports(t *testing.T) {
 		"picker/hold":                              {"picker/score"},
 		"picker/hint":                              {"gossip/wire", "gossip/blockhash"},
 		"picker":                                   {"picker/match", "picker/score", "picker/hold", "picker/hint", "gossip/..."},
-		"picker/proxy":                             {"picker", "picker/openai", "picker/prompt", "picker/webui", "gossip/blockhash"},
+		"picker/inbound":                           {"picker", "picker/openai", "picker/prompt"},
+		"picker/proxy":                             {"picker", "picker/inbound", "picker/openai", "picker/prompt", "picker/webui", "gossip/blockhash"},
 		"picker/webui":                             {"picker"},
 	}
 	for _, p := range list(t, "./...") {
