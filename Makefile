@@ -61,6 +61,10 @@ demo: build ## the main job on three emulated fleets side by side (ENGINE=vllm: 
 test-engine: build ## end-to-end tests against two real vLLM engines on the CPU (installs them into a cache outside the tree: about 3 GB)
 	@scripts/test-engine.sh
 
+.PHONY: test-kube
+test-kube: build ## the chart, the injector and the pools on a real Kubernetes API server (needs root; builds its parts into a cache outside the tree: ten minutes, 0.5 GB)
+	@scripts/test-kube.sh
+
 .PHONY: parity
 parity: deps ## tokenizers and chat templates against the Python libraries that engines use, on real models' files (downloads them)
 	@scripts/parity.sh
