@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"net"
 	"strings"
@@ -89,6 +90,36 @@ func TestLogLinesAreSortedAndHeldBack(t *testing.T) {
 	}
 	if held, ok := w.allow(logKey, time.Now().Add(2*logEvery)); !ok || held != 1 {
 		t.Errorf("after the pause: held %d, allowed %v; want 1, true", held, ok)
+	}
+}
+
+// Whoever refuses a label closes the connection. How that looks depends on what was on its way, and it may come after another
+// failure: it is said in each case, until this node has joined once.
+func TestHangUpIsSaidInWords(t *testing.T) {
+	tests := []struct {
+		name   string
+		err    string
+		joined bool
+		want   bool
+	}{
+		{"closed", "failed to join 10.0.0.1:7946: EOF", false, true},
+		{"closed with bytes unread", "failed to join 10.0.0.1:7946: read tcp 10.0.0.2:5->10.0.0.1:7946: read: connection reset by peer", false, true},
+		{"closed while writing", "failed to join 10.0.0.1:7946: write tcp 10.0.0.2:5->10.0.0.1:7946: write: broken pipe", false, true},
+		{"nobody there", "failed to join 10.0.0.1:7946: dial tcp 10.0.0.1:7946: connect: connection refused", false, false},
+		{"has joined before", "failed to join 10.0.0.1:7946: EOF", true, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var b bytes.Buffer
+			m := &Mesh{log: slog.New(slog.NewTextHandler(&b, nil)), logs: &logWriter{}}
+			m.logJoinFailure(errors.New("failed to join 10.0.0.1:7946: i/o timeout"), !tt.joined, !tt.joined)
+			for range 3 {
+				m.logJoinFailure(errors.New(tt.err), !tt.joined, false)
+			}
+			if got := strings.Count(b.String(), "same gossip label"); got > 1 || (got == 1) != tt.want {
+				t.Errorf("said %d times, want %v:\n%s", got, tt.want, b.String())
+			}
+		})
 	}
 }
 

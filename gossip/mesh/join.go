@@ -65,7 +65,7 @@ func (m *Mesh) keepJoined(ctx context.Context) {
 			return
 		case found > 0 && reached == 0, found == 0 && err != nil:
 			m.joinFailures.Add(1)
-			m.logJoinFailure(err, !joined && retry == joinRetryMin)
+			m.logJoinFailure(err, !joined, !joined && retry == joinRetryMin)
 			if m.alone() {
 				retry = min(retry, aloneRetryMax)
 			}
@@ -104,26 +104,43 @@ func jitter(d time.Duration) time.Duration {
 }
 
 // logJoinFailure says the first failure aloud; later ones are for debugging,
-// since a fleet may start in any order.
-func (m *Mesh) logJoinFailure(err error, first bool) {
+// since a fleet may start in any order. But what only a person can mend is said
+// again and again, and when it comes after another failure.
+func (m *Mesh) logJoinFailure(err error, never, first bool) {
 	level := slog.LevelDebug
 	if first {
 		level = slog.LevelWarn
 	}
 	attrs := []slog.Attr{slog.Any(keyErr, err)}
 	msg := "no listed gossip node answered, trying again"
-	if err != nil && isKeyFault(err.Error()) {
-		// Repeated, since nothing else says it on this side.
+	switch {
+	case err != nil && isKeyFault(err.Error()):
+		// Nothing else says it on this side.
 		if _, ok := m.logs.allow(logKey, time.Now()); ok {
 			level = slog.LevelError
 		}
 		m.logs.count[logKey].Add(1)
 		msg = "the listed gossip nodes use a different gossip key"
 		attrs = append(attrs, slog.String(keyRemedy, remedyKey))
-	} else if err != nil && strings.HasSuffix(err.Error(), "EOF") {
-		attrs = append(attrs, slog.String(keyRemedy, "the node hung up without a word: most likely its gossip label differs; "+remedyLabel))
+	case err != nil && never && hungUp(err.Error()):
+		if _, ok := m.logs.allow(logHungUp, time.Now()); ok {
+			level = slog.LevelWarn
+		}
+		attrs = append(attrs, slog.String(keyRemedy, "the node hung up without a word: most likely its gossip label differs, or it does not allow this node's network; "+remedyLabel))
 	}
 	m.log.LogAttrs(context.Background(), level, msg, attrs...)
+}
+
+// hungUp recognises a node that closed the connection instead of answering, as
+// memberlist does when the label is another. The kernel turns the close into a
+// reset if bytes were on their way that the node had not read.
+func hungUp(text string) bool {
+	for _, end := range []string{"EOF", "connection reset by peer", "broken pipe"} {
+		if strings.HasSuffix(text, end) {
+			return true
+		}
+	}
+	return false
 }
 
 // joinOnce resolves the list and joins every address that is not a member yet.

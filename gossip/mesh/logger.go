@@ -40,6 +40,7 @@ const (
 	logKey
 	logLabel
 	logHandoff
+	logHungUp // no line of memberlist's: see Mesh.logJoinFailure
 	logKinds
 )
 
