@@ -24,6 +24,7 @@ type TransportConfig struct {
 	Loss   float64       // share of packets lost, 0 to 1; streams lose nothing
 	Delay  time.Duration // one way, packets only
 	Jitter time.Duration // added to Delay, uniform in [0, Jitter): packets overtake each other
+	IPv6   bool          // nodes have addresses of fd00::/8 instead of 10.0.0.0/8
 }
 
 // TransportNetwork connects memberlist instances in memory, without sockets, so
@@ -60,6 +61,9 @@ func (n *TransportNetwork) Transport() *Transport {
 	defer n.mu.Unlock()
 	i := len(n.nodes) + 1
 	addr := &net.UDPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)).To4(), Port: 7946}
+	if n.cfg.IPv6 {
+		addr.IP = net.IP{0: 0xfd, 14: byte(i >> 8), 15: byte(i)}
+	}
 	t := &Transport{
 		net: n, addr: addr,
 		packets: make(chan *memberlist.Packet, packetDepth),

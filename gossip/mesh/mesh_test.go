@@ -125,9 +125,26 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("did not happen in 20 s: %s", what)
 }
 
-func TestTwoNodesOverLoopback(t *testing.T) {
-	picker := start(t, mesh.Config{Pool: "llama", Label: "test"})
+// overLoopback runs f over IPv4 and over IPv6.
+func overLoopback(t *testing.T, f func(t *testing.T, ip string)) {
+	for _, ip := range []string{"127.0.0.1", "::1"} {
+		t.Run(ip, func(t *testing.T) {
+			l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
+			if err != nil {
+				t.Skipf("this machine has no loopback address %s: %v", ip, err)
+			}
+			l.Close()
+			f(t, ip)
+		})
+	}
+}
+
+func TestTwoNodesOverLoopback(t *testing.T) { overLoopback(t, twoNodes) }
+
+func twoNodes(t *testing.T, ip string) {
+	picker := start(t, mesh.Config{Pool: "llama", Label: "test", BindAddr: ip})
 	agent := start(t, mesh.Config{
+		BindAddr: ip,
 		NodeName: "pod-1", Role: mesh.RoleAgent, Pool: "llama", Label: "test", SeedFingerprint: 77,
 		Join: []string{picker.LocalAddr()},
 	})
@@ -165,9 +182,11 @@ func TestTwoNodesOverLoopback(t *testing.T) {
 }
 
 // What is queued when the context ends still arrives: an agent's last words.
-func TestLastWords(t *testing.T) {
-	picker := start(t, mesh.Config{})
-	agent := start(t, mesh.Config{Role: mesh.RoleAgent, Join: []string{picker.LocalAddr()}})
+func TestLastWords(t *testing.T) { overLoopback(t, lastWords) }
+
+func lastWords(t *testing.T, ip string) {
+	picker := start(t, mesh.Config{BindAddr: ip})
+	agent := start(t, mesh.Config{BindAddr: ip, Role: mesh.RoleAgent, Join: []string{picker.LocalAddr()}})
 	eventually(t, "agent joined", func() bool { return agent.peers() == 1 })
 	for i := range 20 {
 		if err := agent.SendReliable(wire.NodeHash(picker.Name()), fmt.Appendf(nil, "bye %d", i)); err != nil {
@@ -185,8 +204,10 @@ func TestLastWords(t *testing.T) {
 	})
 }
 
-func TestPortTaken(t *testing.T) {
-	first := start(t, mesh.Config{})
+func TestPortTaken(t *testing.T) { overLoopback(t, portTaken) }
+
+func portTaken(t *testing.T, ip string) {
+	first := start(t, mesh.Config{BindAddr: ip})
 	_, port, err := net.SplitHostPort(first.LocalAddr())
 	if err != nil {
 		t.Fatal(err)
@@ -195,24 +216,34 @@ func TestPortTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = mesh.New(mesh.Config{Role: mesh.RoleAgent, BindAddr: "127.0.0.1", BindPort: n, Handler: &recorder{}})
+	_, err = mesh.New(mesh.Config{Role: mesh.RoleAgent, BindAddr: ip, BindPort: n, Handler: &recorder{}})
 	if err == nil || !strings.Contains(err.Error(), "is taken by another process") {
 		t.Errorf("New on a taken port: got %v, want an error that says so", err)
 	}
 }
 
 func TestNetworksNotAllowedAreRefused(t *testing.T) {
-	picker := start(t, mesh.Config{AllowedCIDRs: []string{"127.0.0.1/32"}})
-	start(t, mesh.Config{BindAddr: "127.0.0.2", Join: []string{picker.LocalAddr()}})
-	start(t, mesh.Config{NodeName: "allowed", Join: []string{picker.LocalAddr()}})
-	eventually(t, "refusal is counted", func() bool { return picker.Stats().RefusedByCIDR > 0 && picker.peers() > 0 })
-	if got := picker.Members(); len(got) != 1 || got[0].Name != "allowed" {
-		t.Errorf("members %v, want the allowed one only", got)
-	}
-	_, err := mesh.New(mesh.Config{Role: mesh.RoleAgent, Handler: &recorder{}, BindAddr: "127.0.0.2", AllowedCIDRs: []string{"10.0.0.0/8"}})
-	if err == nil || !strings.Contains(err.Error(), "outside the allowed networks") {
-		t.Errorf("own address not allowed: got %v, want an error that says so", err)
-	}
+	overLoopback(t, func(t *testing.T, ip string) {
+		cfg, outside := mesh.Config{BindAddr: ip, AllowedCIDRs: []string{"127.0.0.1/32"}}, "127.0.0.2"
+		if ip == "::1" { // the only loopback address of its kind: the other comes by IPv4
+			cfg, outside = mesh.Config{BindAddr: "::", AdvertiseAddr: ip, AllowedCIDRs: []string{"::1/128"}}, "127.0.0.1"
+		}
+		picker := start(t, cfg)
+		_, port, err := net.SplitHostPort(picker.LocalAddr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		start(t, mesh.Config{BindAddr: outside, Join: []string{"127.0.0.1:" + port}})
+		start(t, mesh.Config{BindAddr: ip, NodeName: "allowed", Join: []string{picker.LocalAddr()}})
+		eventually(t, "refusal is counted", func() bool { return picker.Stats().RefusedByCIDR > 0 && picker.peers() > 0 })
+		if got := picker.Members(); len(got) != 1 || got[0].Name != "allowed" {
+			t.Errorf("members %v, want the allowed one only", got)
+		}
+		_, err = mesh.New(mesh.Config{Role: mesh.RoleAgent, Handler: &recorder{}, BindAddr: ip, AllowedCIDRs: []string{"10.0.0.0/8", "fd00::/8"}})
+		if err == nil || !strings.Contains(err.Error(), "outside the allowed networks") {
+			t.Errorf("own address not allowed: got %v, want an error that says so", err)
+		}
+	})
 }
 
 func key(fill byte) string {
@@ -252,10 +283,12 @@ func (l *logBuffer) String() string {
 
 func logger(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
-func TestWrongKeyIsSaidInWords(t *testing.T) {
+func TestWrongKeyIsSaidInWords(t *testing.T) { overLoopback(t, wrongKey) }
+
+func wrongKey(t *testing.T, ip string) {
 	var pickerLog, agentLog logBuffer
-	picker := start(t, mesh.Config{KeyFile: keyFile(t, key(1)), Logger: logger(&pickerLog)})
-	agent := start(t, mesh.Config{Role: mesh.RoleAgent, KeyFile: keyFile(t, key(2)), Join: []string{picker.LocalAddr()}, Logger: logger(&agentLog)})
+	picker := start(t, mesh.Config{BindAddr: ip, KeyFile: keyFile(t, key(1)), Logger: logger(&pickerLog)})
+	agent := start(t, mesh.Config{BindAddr: ip, Role: mesh.RoleAgent, KeyFile: keyFile(t, key(2)), Join: []string{picker.LocalAddr()}, Logger: logger(&agentLog)})
 	eventually(t, "both count it", func() bool {
 		return picker.Stats().KeyMismatches > 0 && agent.Stats().KeyMismatches > 0 && agent.Stats().JoinFailures > 0
 	})
@@ -268,14 +301,43 @@ func TestWrongKeyIsSaidInWords(t *testing.T) {
 	}
 }
 
-func TestWrongLabelIsSaidInWords(t *testing.T) {
+func TestWrongLabelIsSaidInWords(t *testing.T) { overLoopback(t, wrongLabel) }
+
+func wrongLabel(t *testing.T, ip string) {
 	var pickerLog, agentLog logBuffer
-	picker := start(t, mesh.Config{Label: "a", Logger: logger(&pickerLog)})
-	start(t, mesh.Config{Label: "b", Join: []string{picker.LocalAddr()}, Logger: logger(&agentLog)})
+	picker := start(t, mesh.Config{BindAddr: ip, Label: "a", Logger: logger(&pickerLog)})
+	start(t, mesh.Config{BindAddr: ip, Label: "b", Join: []string{picker.LocalAddr()}, Logger: logger(&agentLog)})
 	eventually(t, "picker counts and says it", func() bool {
 		return picker.Stats().LabelMismatches > 0 && strings.Contains(pickerLog.String(), "same gossip label")
 	})
 	eventually(t, "agent guesses it", func() bool { return strings.Contains(agentLog.String(), "same gossip label") })
+}
+
+// An address that others must be told is told in their form, IPv6 in brackets, and a bound "all addresses" takes both families.
+func TestAdvertisedAddress(t *testing.T) {
+	tests := []struct {
+		name string
+		cfg  mesh.Config
+		want string
+	}{
+		{"IPv4 told", mesh.Config{AdvertiseAddr: "10.0.0.5", AdvertisePort: 7000}, "10.0.0.5:7000"},
+		{"IPv6 told", mesh.Config{AdvertiseAddr: "FD00:0:0::5", AdvertisePort: 7000}, "[fd00::5]:7000"},
+		{"IPv4 in IPv6 form", mesh.Config{AdvertiseAddr: "::ffff:10.0.0.5", AdvertisePort: 7000}, "10.0.0.5:7000"},
+		{"allowed network, IPv6", mesh.Config{AdvertiseAddr: "fd00::5", AdvertisePort: 7000, AllowedCIDRs: []string{"fd00::/8"}}, "[fd00::5]:7000"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.cfg.Role, tt.cfg.Handler = mesh.RoleAgent, &recorder{}
+			m, err := mesh.New(tt.cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			if got := m.LocalAddr(); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
 }
 
 func TestKeyFileFaults(t *testing.T) {
@@ -355,18 +417,22 @@ func bubble(t *testing.T, net *gossiptest.TransportNetwork, n int, conf func(i i
 	return nodes
 }
 
-// inBubble runs f with fake time and lets memberlist's goroutines end after it:
+// inBubbles runs f over IPv4 and over IPv6, with fake time, and lets memberlist's goroutines end after it:
 // its Shutdown does not wait for them.
-func inBubble(t *testing.T, f func(t *testing.T)) {
-	synctest.Test(t, func(t *testing.T) {
-		t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // runs last
-		f(t)
-	})
+func inBubbles(t *testing.T, f func(t *testing.T, ipv6 bool)) {
+	for name, ipv6 := range map[string]bool{"IPv4": false, "IPv6": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // runs last
+				f(t, ipv6)
+			})
+		})
+	}
 }
 
 func TestLossyNetworkDeliversMost(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 1, Loss: 0.05, Delay: time.Millisecond, Jitter: 5 * time.Millisecond})
+	inBubbles(t, func(t *testing.T, ipv6 bool) {
+		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 1, IPv6: ipv6, Loss: 0.05, Delay: time.Millisecond, Jitter: 5 * time.Millisecond})
 		nodes := bubble(t, net, 12, nil)
 		for i := range 200 {
 			for _, nd := range nodes[1:] {
@@ -390,8 +456,8 @@ func TestLossyNetworkDeliversMost(t *testing.T) {
 }
 
 func TestPartitionIsNoticedAndHeals(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 2, Delay: time.Millisecond})
+	inBubbles(t, func(t *testing.T, ipv6 bool) {
+		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 2, IPv6: ipv6, Delay: time.Millisecond})
 		nodes := bubble(t, net, 5, nil)
 		addr := nodes[4].LocalAddr()
 		for _, nd := range nodes[:4] {
@@ -418,8 +484,8 @@ func TestPartitionIsNoticedAndHeals(t *testing.T) {
 
 // A stuck handler must cost its own messages only, the oldest first.
 func TestSlowHandlerDropsOldest(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 3, Delay: time.Millisecond})
+	inBubbles(t, func(t *testing.T, ipv6 bool) {
+		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 3, IPv6: ipv6, Delay: time.Millisecond})
 		nodes := bubble(t, net, 3, func(i int, c *mesh.Config) {
 			if i == 0 {
 				c.InboxDepth = 10
@@ -446,8 +512,8 @@ func TestSlowHandlerDropsOldest(t *testing.T) {
 }
 
 func TestKeyRotation(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 4})
+	inBubbles(t, func(t *testing.T, ipv6 bool) {
+		net := gossiptest.NewTransportNetwork(gossiptest.TransportConfig{Seed: 4, IPv6: ipv6})
 		files := []string{keyFile(t, key(1)), keyFile(t, key(1)), keyFile(t, key(1))}
 		var logs logBuffer
 		nodes := bubble(t, net, 3, func(i int, c *mesh.Config) {

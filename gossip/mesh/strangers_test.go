@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"sync"
 	"testing"
@@ -16,12 +17,23 @@ func (nobody) NodeDown(time.Time, Member) {}
 
 // TestPickerGreetsStrangers: one packet from a node that a restarted picker does not know makes it join that node.
 func TestPickerGreetsStrangers(t *testing.T) {
+	for _, ip := range []string{"127.0.0.1", "::1"} {
+		t.Run(ip, func(t *testing.T) { greetsStrangers(t, ip) })
+	}
+}
+
+func greetsStrangers(t *testing.T, ip string) {
+	if l, err := net.Listen("tcp", net.JoinHostPort(ip, "0")); err != nil {
+		t.Skipf("this machine has no loopback address %s: %v", ip, err)
+	} else {
+		l.Close()
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
 	start := func(role Role) *Mesh {
-		m, err := New(Config{Role: role, BindAddr: "127.0.0.1", Handler: nobody{}})
+		m, err := New(Config{Role: role, BindAddr: ip, Handler: nobody{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +64,7 @@ func TestPickerGreetsStrangers(t *testing.T) {
 
 func TestStrangersAreMetOnce(t *testing.T) {
 	s := newStrangers()
-	a, b := netip.MustParseAddrPort("10.0.0.1:7946"), netip.MustParseAddrPort("10.0.0.2:7946")
+	a, b := netip.MustParseAddrPort("10.0.0.1:7946"), netip.MustParseAddrPort("[fd00::2]:7946")
 	s.know(a.String())
 	s.see(a)
 	s.see(b)
