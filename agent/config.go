@@ -210,7 +210,7 @@ func hostPort(name, s string, i int) (string, int, error) {
 	host, port, err := net.SplitHostPort(s)
 	n, convErr := strconv.ParseUint(port, 10, 16)
 	if err != nil || convErr != nil {
-		return "", 0, fmt.Errorf("%s %q: give host:port", name, s)
+		return "", 0, fmt.Errorf("%s %q: give host:port, an IPv6 address in brackets ([$(POD_IP)]:7946 holds for both kinds)", name, s)
 	}
 	if n > 0 {
 		n += uint64(i)

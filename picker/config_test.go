@@ -74,6 +74,7 @@ func TestParseEndpoint(t *testing.T) {
 		"http://10.0.0.1:8000/":   "10.0.0.1:8000 http://10.0.0.1:8000",
 		"https://pod.svc":         "pod.svc:443 https://pod.svc",
 		"[fd00::1]:8000":          "[fd00::1]:8000 http://[fd00::1]:8000",
+		"http://[FD00:0:0::1]":    "[fd00::1]:80 http://[FD00:0:0::1]",
 		"http://user@host:1":      "",
 		"http://host:1/v1":        "",
 		"unix:///run/engine.sock": "",

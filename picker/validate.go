@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -98,7 +99,7 @@ func (c Config) Validate() error {
 	if c.Gossip.Enabled {
 		for _, a := range []struct{ field, addr string }{{"gossip.bind", c.Gossip.Bind}, {"gossip.advertise", c.Gossip.Advertise}} {
 			_, _, err := splitGossip(a.addr)
-			add(err != nil, a.field, a.addr, "is no address", "give host:port, e.g. 0.0.0.0:7946")
+			add(err != nil, a.field, a.addr, "is no address", "give host:port, e.g. 0.0.0.0:7946, an IPv6 address in brackets, e.g. [::]:7946")
 		}
 		atLeast("gossip.max-streams", c.Gossip.MaxStreams, 1)
 		positive("gossip.stale-after", c.Gossip.StaleAfter)
@@ -134,6 +135,10 @@ func parseEndpoint(s string) (address, link string, err error) {
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
-	address = net.JoinHostPort(u.Hostname(), port)
+	host := u.Hostname()
+	if ip, err := netip.ParseAddr(host); err == nil { // IPv6 addresses have many forms
+		host = ip.Unmap().String()
+	}
+	address = net.JoinHostPort(host, port)
 	return address, u.Scheme + "://" + u.Host, nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/zeebo/xxh3"
 )
@@ -162,8 +163,12 @@ func (k Key) Less(o Key) bool {
 }
 
 // EndpointKey identifies an endpoint over restarts of its pod's processes: a hash
-// of the pool and of the engine's serving address, "host:port".
+// of the pool and of the engine's serving address, "host:port". All ways to write
+// an IP address give the same key.
 func EndpointKey(pool, address string) uint64 {
+	if a, err := netip.ParseAddrPort(address); err == nil {
+		address = netip.AddrPortFrom(a.Addr().Unmap(), a.Port()).String()
+	}
 	return xxh3.HashString(pool + "\x00" + address)
 }
 

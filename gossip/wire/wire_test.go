@@ -316,6 +316,24 @@ func TestInfoKey(t *testing.T) {
 	}
 }
 
+// TestEndpointKey: agents and gateways get the address from different sources, which write it in different ways.
+func TestEndpointKey(t *testing.T) {
+	for want, others := range map[string][]string{
+		"10.0.0.5:8000":     {"[::ffff:10.0.0.5]:8000"},
+		"[fd00::5]:8000":    {"[FD00::5]:8000", "[fd00:0:0:0:0:0:0:5]:8000"},
+		"pod.svc.local:443": {"pod.svc.local:443"},
+	} {
+		for _, other := range others {
+			if EndpointKey("p", want) != EndpointKey("p", other) {
+				t.Errorf("%s and %s have different keys", want, other)
+			}
+		}
+	}
+	if EndpointKey("p", "[fd00::5]:8000") == EndpointKey("p", "[fd00::6]:8000") {
+		t.Error("two addresses have one key")
+	}
+}
+
 // TestFitsDatagram: a tick and a segment of 1 KiB fit memberlist's datagram with
 // everything that it adds (memberlist v0.7.0 net.go, security.go, label.go).
 func TestFitsDatagram(t *testing.T) {
