@@ -82,6 +82,7 @@ func TestOurImports(t *testing.T) {
 		"picker/inbound":                           {"picker", "picker/openai", "picker/prompt"},
 		"picker/proxy":                             {"picker", "picker/inbound", "picker/openai", "picker/prompt", "picker/webui", "gossip/blockhash"},
 		"picker/webui":                             {"picker"},
+		"deploy":                                   {},
 	}
 	for _, p := range list(t, "./...") {
 		name := strings.TrimPrefix(p.ImportPath, module)
