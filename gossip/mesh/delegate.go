@@ -83,11 +83,8 @@ func (m *Mesh) nodeUp(n *memberlist.Node) {
 		return
 	}
 	p := peer{
-		node: *n,
-		member: Member{
-			Name: n.Name, Hash: wire.NodeHash(n.Name), Role: info.role, Pool: info.pool, Addr: n.Address(),
-			WireVersion: info.wireVersion, SeedFingerprint: info.seedFingerprint,
-		},
+		node:   *n,
+		member: info.of(n.Name, n.Address()),
 	}
 	p.node.Meta = nil
 	m.strangers.know(p.member.Addr)

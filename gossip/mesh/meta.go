@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/grapevine-llm/grapevine/gossip/wire"
 )
 
 // Role says what a node of the mesh does.
@@ -47,6 +49,14 @@ func (m meta) append(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, m.seedFingerprint)
 	dst = append(dst, byte(len(m.pool)))
 	return append(dst, m.pool...)
+}
+
+// of makes the member that said it.
+func (m meta) of(name, addr string) Member {
+	return Member{
+		Name: name, Hash: wire.NodeHash(name), Role: m.role, Pool: m.pool, Addr: addr,
+		WireVersion: m.wireVersion, SeedFingerprint: m.seedFingerprint,
+	}
 }
 
 var errMeta = errors.New("node meta is not one of this project")

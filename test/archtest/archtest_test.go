@@ -119,7 +119,7 @@ func TestOutsideImports(t *testing.T) {
 		"github.com/hashicorp/memberlist":         {"gossip/mesh", "gossip/gossiptest"},
 		"github.com/pebbe/zmq4":                   {"agent/zmqsub", "test/engine/zmqpub"},
 		"github.com/NVIDIA/go-nvml/pkg/nvml":      {"gpu/nvml"},
-		"github.com/vmihailenco/msgpack/v5":       {"agent/kvevent", "test/engine/zmqpub"},
+		"github.com/vmihailenco/msgpack/v5":       {"gossip/mesh", "agent/kvevent", "test/engine/zmqpub"},
 		"google.golang.org/grpc":                  {"picker/extproc", "test/..."},
 		"k8s.io":                                  {"picker/pool", "deploy/...", "test/..."},
 		"github.com/spf13/cobra":                  {"cmd/..."},
