@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/grapevine-llm/grapevine/agent/blockset"
+	"github.com/grapevine-llm/grapevine/gossip/mesh"
 )
 
 const (
@@ -146,19 +147,32 @@ func (u *unit) resetEngine(ctx context.Context, query string) (bool, error) {
 
 // Status is what the agent knows, for people and tests.
 type Status struct {
-	Version string         `json:"version,omitempty"`
-	Engines []EngineStatus `json:"engines"`
+	Version         string         `json:"version,omitempty"`
+	Time            time.Time      `json:"time"`
+	SeedFingerprint uint32         `json:"seed_fingerprint"` // of the seed of block hashes
+	GPU             GPUStatus      `json:"gpu"`
+	Engines         []EngineStatus `json:"engines"`
+}
+
+// GPUStatus says whether the agent sees the pod's GPUs.
+type GPUStatus struct {
+	Count   int    `json:"count"`             // watched
+	Problem string `json:"problem,omitempty"` // why none is watched
+	Fault   string `json:"fault,omitempty"`   // of one of them
 }
 
 // EngineStatus is the state of one engine.
 type EngineStatus struct {
 	Engine   string       `json:"engine"`
-	Address  string       `json:"address"` // as told to gateways
+	Kind     string       `json:"kind,omitempty"` // engine and version
+	Address  string       `json:"address"`        // as told to gateways
+	Pool     string       `json:"pool"`
 	Node     string       `json:"node"`
 	Gossip   string       `json:"gossip"` // own address
 	Up       bool         `json:"up"`
 	KVEvents string       `json:"kv_events"`
 	Gateways int          `json:"gateways"`
+	Mesh     mesh.Stats   `json:"mesh"`
 	Ranks    []RankStatus `json:"ranks"`
 }
 
@@ -178,7 +192,7 @@ type RankStatus struct {
 
 // Status returns the state as it stands.
 func (a *Agent) Status() Status {
-	out := Status{Version: a.cfg.Version}
+	out := Status{Version: a.cfg.Version, Time: time.Now(), SeedFingerprint: a.seed, GPU: a.gpus.status()}
 	for _, u := range a.units {
 		out.Engines = append(out.Engines, u.status())
 	}
@@ -190,8 +204,9 @@ func (u *unit) status() EngineStatus {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	out := EngineStatus{
-		Engine: u.engine, Address: u.info.Address, Node: u.info.Node, Gossip: u.mesh.LocalAddr(),
-		Up: u.up, KVEvents: u.kvEvents, Gateways: len(u.pickers),
+		Engine: u.engine, Kind: strings.TrimSpace(u.info.Engine + " " + u.info.EngineVersion),
+		Address: u.info.Address, Pool: u.info.Pool, Node: u.info.Node, Gossip: u.mesh.LocalAddr(),
+		Up: u.up, KVEvents: u.kvEvents, Gateways: len(u.pickers), Mesh: u.mesh.Stats(),
 	}
 	for _, rank := range ranks {
 		s := u.streams[rank]

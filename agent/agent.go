@@ -18,6 +18,7 @@ import (
 type Agent struct {
 	cfg   Config
 	log   *slog.Logger
+	seed  uint32 // fingerprint of the hash seed
 	units []*unit
 	gpus  *gpuWatch
 	admin net.Listener // nil: none
@@ -41,7 +42,7 @@ func New(cfg Config) (*Agent, error) {
 			return nil, fmt.Errorf("make state-dir: %w", err)
 		}
 	}
-	a := &Agent{cfg: cfg, log: cfg.Logger, gpus: newGPUWatch(cfg.Logger)}
+	a := &Agent{cfg: cfg, log: cfg.Logger, seed: hasher.Fingerprint(), gpus: newGPUWatch(cfg.Logger)}
 	if cfg.MetricsListen != "" {
 		if a.admin, err = net.Listen("tcp", cfg.MetricsListen); err != nil {
 			if errors.Is(err, syscall.EADDRINUSE) {

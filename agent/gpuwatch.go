@@ -22,6 +22,7 @@ type gpuWatch struct {
 	mu      sync.Mutex // guards what follows
 	monitor *gpu.Monitor
 	verdict gpu.Verdict
+	problem string // why there is no reader
 }
 
 func newGPUWatch(log *slog.Logger) *gpuWatch { return &gpuWatch{log: log, monitor: gpu.NewMonitor()} }
@@ -33,9 +34,11 @@ func (w *gpuWatch) run(ctx context.Context, visible string, tell func(wire.Healt
 		r, err := nvml.Open(nvml.Config{Visible: visible})
 		switch {
 		case errors.Is(err, nvml.ErrNoDriver):
+			w.setProblem(err)
 			w.log.Info("no GPU to watch, routing works without", slog.Any(keyErr, err))
 			return
 		case err != nil:
+			w.setProblem(err)
 			w.log.Error("GPUs are not watched", slog.Any(keyErr, err))
 			return
 		}
@@ -78,6 +81,22 @@ func (w *gpuWatch) ready(blocks uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.monitor.Ready(time.Now(), blocks)
+}
+
+func (w *gpuWatch) setProblem(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.problem = err.Error()
+}
+
+func (w *gpuWatch) status() GPUStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := GPUStatus{Count: w.verdict.GPUs, Problem: w.problem}
+	if w.verdict.Fault != 0 {
+		out.Fault = w.verdict.Fault.String() + " (" + w.verdict.FaultGPU + ")"
+	}
+	return out
 }
 
 func (w *gpuWatch) state() (gpu.Verdict, map[uint32]uint64) {

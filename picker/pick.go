@@ -202,15 +202,33 @@ func (p *Picker) drop(q *query) {
 // SetEndpoints replaces the static part of the pool: URLs or host:port. Requests that are bound to an endpoint that
 // leaves go on.
 func (p *Picker) SetEndpoints(endpoints []string) error {
+	return p.SetPools(map[string][]string{"": endpoints})
+}
+
+// SetPools is SetEndpoints for endpoints of which is known that those of one name serve the same models; of those without
+// a name it is not. An endpoint may be in several.
+//
+// An endpoint that nobody tells the models of is taken to serve what others under its name serve, LoRA adapters aside. If
+// those are unknown too, it gets requests for models that no other endpoint is known to serve. Without a name it gets
+// requests for all models.
+func (p *Picker) SetPools(pools map[string][]string) error {
 	links := map[string]string{}
+	names := map[string][]string{} // by address
 	var faults []error
-	for _, s := range endpoints {
-		address, link, err := parseEndpoint(s)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("endpoint %q: %w", s, err))
-			continue
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		for _, s := range pools[name] {
+			address, link, err := parseEndpoint(s)
+			if err != nil {
+				faults = append(faults, fmt.Errorf("endpoint %q: %w", s, err))
+				continue
+			}
+			if links[address] == "" {
+				links[address] = link
+			}
+			if name != "" {
+				names[address] = append(names[address], name)
+			}
 		}
-		links[address] = link
 	}
 	if len(faults) > 0 {
 		return errors.Join(faults...)
@@ -225,6 +243,9 @@ func (p *Picker) SetEndpoints(endpoints []string) error {
 			p.removeHost(address)
 			p.hosts[address] = &host{address: address, url: link}
 		}
+	}
+	for address, h := range p.hosts {
+		h.pools = names[address]
 	}
 	p.rebuild(now, p.view.Snapshot())
 	p.pump(now)
@@ -293,7 +314,11 @@ func (p *Picker) Warm() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.freshen(p.clock())
-	t := p.table.Load()
+	return p.warm(p.table.Load())
+}
+
+// warm is Warm of a fresh table. Caller holds p.mu.
+func (p *Picker) warm(t *table) bool {
 	for i, e := range t.endpoints {
 		if !p.hasDigest(t, i) || e.gap {
 			return false

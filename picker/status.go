@@ -20,6 +20,8 @@ type Status struct {
 	Frozen          bool             `json:"frozen"`    // the gateway mistrusts its own view
 	IgnoredVerdicts int              `json:"ignored_verdicts"`
 	Draining        bool             `json:"draining"`
+	Warm            bool             `json:"warm"`             // see Picker.Warm
+	SeedFingerprint uint32           `json:"seed_fingerprint"` // of the seed of block hashes
 	Held            HeldStatus       `json:"held"`
 	Gossip          *GossipStatus    `json:"gossip,omitempty"` // nil: gossip is off
 }
@@ -86,7 +88,7 @@ func (p *Picker) Status() Status {
 	s := Status{
 		Time: now, Pool: p.cfg.Pool, Policy: p.policy.Load().Policy, Models: t.known,
 		Frozen: t.snapshot != nil && t.snapshot.Frozen, IgnoredVerdicts: p.ignored, Draining: p.draining,
-		Held: p.held(now), Endpoints: make([]EndpointStatus, 0, len(t.endpoints)),
+		Warm: p.warm(t), SeedFingerprint: p.hasher.Fingerprint(), Held: p.held(now), Endpoints: make([]EndpointStatus, 0, len(t.endpoints)),
 	}
 	for i := range t.endpoints {
 		e := p.endpointStatus(now, t, i)

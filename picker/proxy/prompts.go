@@ -13,12 +13,13 @@ import (
 
 // status is what /status shows.
 type status struct {
+	Version string `json:"version,omitempty"` // of the gateway
 	picker.Status
 	Prompts *prompt.Status `json:"prompts,omitempty"`
 }
 
 func (p *Proxy) status() status {
-	s := status{Status: p.picker.Status()}
+	s := status{Version: p.cfg.Version, Status: p.picker.Status()}
 	if p.resolver != nil {
 		prompts := p.resolver.Status()
 		s.Prompts = &prompts

@@ -43,6 +43,9 @@ type Config struct {
 	ForwardTokenIDs bool          `json:"forward-token-ids" help:"give chat requests' token ids to engines, which then don't tokenize again (vLLM since August 2026; others ignore them); only ids of models that an engine agreed with"`
 	ResponseHeaders bool          `json:"response-headers" help:"put the decision into X-Grapevine-* headers of each answer"`
 	inbound.Headers
+
+	// Version of the binary, for the status.
+	Version string `json:"-"`
 }
 
 // Default returns the configuration that suits most gateways.

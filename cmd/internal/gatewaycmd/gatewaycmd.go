@@ -110,7 +110,7 @@ func Main(ctx context.Context, args []string, version string, stdout, stderr io.
 		return code
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
-	if err := run(ctx, fs, cfg, log); err != nil {
+	if err := run(ctx, fs, cfg, version, log); err != nil {
 		fmt.Fprintln(stderr, "gateway:", err)
 		return 1
 	}
@@ -118,7 +118,7 @@ func Main(ctx context.Context, args []string, version string, stdout, stderr io.
 }
 
 // run serves until ctx ends.
-func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) error {
+func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log *slog.Logger) error {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
@@ -144,7 +144,9 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, log *slog.Logger) e
 	if err != nil {
 		return err
 	}
-	px, err := proxy.New(cfg.ProxyConfig, pick, resolver, log, reg)
+	proxyConfig := cfg.ProxyConfig
+	proxyConfig.Version = version
+	px, err := proxy.New(proxyConfig, pick, resolver, log, reg)
 	if err != nil {
 		return err
 	}
