@@ -13,6 +13,7 @@ type host struct {
 	address string
 	url     string
 	models  []string // set by SetModels; nil: unknown
+	pools   []string // set by SetPools
 	ranks   []*endpoint
 
 	failures int       // in a row

@@ -31,8 +31,9 @@ type table struct {
 	byAddress map[string]int     // index of a host's first endpoint; the others follow
 	sizes     []int              // distinct block sizes; queries have one chain for each
 
-	models     map[string][]bool // by model: which endpoints serve it; endpoints with unknown models serve all
-	unknown    []bool            // models not known
+	models     map[string][]bool   // by model: which endpoints serve it, or may
+	pools      map[string][]string // by name: models that endpoints there are known to serve, adapters aside
+	unknown    []bool              // models not known
 	anyUnknown bool
 	known      []string // models, sorted
 
@@ -103,7 +104,7 @@ type stream struct {
 
 // rebuild publishes a new table from the pool and the view. Caller holds p.mu.
 func (p *Picker) rebuild(now time.Time, snap *view.Snapshot) {
-	t := &table{models: map[string][]bool{}, byKey: map[wire.Key]int{}, byAddress: map[string]int{}, snapshot: snap}
+	t := &table{models: map[string][]bool{}, pools: map[string][]string{}, byKey: map[wire.Key]int{}, byAddress: map[string]int{}, snapshot: snap}
 	for _, s := range p.streams(snap) {
 		p.addSlot(t, s)
 	}
@@ -227,7 +228,8 @@ func (p *Picker) addSlot(t *table, st stream) {
 	e := st.endpoint
 	s := slot{blockSize: p.cfg.BlockSize, group: -1}
 	s.key = wire.Key{Endpoint: wire.EndpointKey(p.cfg.Pool, e.host.address), Rank: uint16(e.public.Rank)}
-	models := st.endpoint.host.models
+	models := e.host.models
+	base := models // without adapters
 	if v := st.view; v != nil {
 		t.reporting++
 		s.info = v.Info
@@ -238,6 +240,9 @@ func (p *Picker) addSlot(t *table, st stream) {
 		}
 		for _, m := range v.Info.Models {
 			models = append(models[:len(models):len(models)], m.Name)
+			if m.Parent == "" {
+				base = append(base[:len(base):len(base)], m.Name)
+			}
 		}
 		s.problem = v.Problem
 	}
@@ -254,7 +259,10 @@ func (p *Picker) addSlot(t *table, st stream) {
 	}
 	t.addBare(s.size, e.bare, index)
 	for _, m := range models {
-		t.models[m] = append(padBools(t.models[m], index), true)[:index+1]
+		t.serves(m, index)
+	}
+	for _, name := range e.host.pools {
+		t.pools[name] = merged(t.pools[name], base)
 	}
 	t.unknown = append(t.unknown, len(models) == 0)
 	if s.problem != e.problem {
@@ -321,11 +329,22 @@ func (t *table) addBare(size, column, endpoint int) {
 // finish completes what depends on all endpoints.
 func (t *table) finish() {
 	n := len(t.endpoints)
+	for i, e := range t.endpoints {
+		if !t.unknown[i] {
+			continue
+		}
+		for _, name := range e.host.pools {
+			for _, m := range t.pools[name] {
+				t.serves(m, i)
+				t.unknown[i] = false
+			}
+		}
+	}
 	t.anyUnknown = slices.Contains(t.unknown, true)
 	for name, serves := range t.models {
 		serves = padBools(serves, n)
 		for i, unknown := range t.unknown {
-			serves[i] = serves[i] || unknown
+			serves[i] = serves[i] || unknown && len(t.endpoints[i].host.pools) == 0
 		}
 		t.models[name] = serves
 		t.known = append(t.known, name)
@@ -334,6 +353,23 @@ func (t *table) finish() {
 	for i := range t.bare {
 		t.bare[i].want = padded(t.bare[i].want, t.bareMarks.Columns()/64)
 	}
+}
+
+// serves notes that an endpoint serves a model.
+func (t *table) serves(model string, endpoint int) {
+	s := padBools(t.models[model], endpoint+1)
+	s[endpoint] = true
+	t.models[model] = s
+}
+
+// merged is a with what only b has.
+func merged(a, b []string) []string {
+	for _, s := range b {
+		if !slices.Contains(a, s) {
+			a = append(a, s)
+		}
+	}
+	return a
 }
 
 func padBools(b []bool, n int) []bool {
