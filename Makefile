@@ -65,6 +65,10 @@ test-engine: build ## end-to-end tests against two real vLLM engines on the CPU 
 test-kube: build ## the chart, the injector and the pools on a real Kubernetes API server (needs root; builds its parts into a cache outside the tree: ten minutes, 0.5 GB)
 	@scripts/test-kube.sh
 
+.PHONY: test-envoy
+test-envoy: deps ## tests with a real Envoy, what our picker adds to a request included (installs it into a cache outside the tree: 110 MB; ARGS="-run ...")
+	@scripts/test-envoy.sh $(ARGS)
+
 .PHONY: parity
 parity: deps ## tokenizers and chat templates against the Python libraries that engines use, on real models' files (downloads them)
 	@scripts/parity.sh
