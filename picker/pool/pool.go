@@ -123,7 +123,7 @@ func (w *Watcher) touch() {
 }
 
 // Run watches until ctx ends. It calls changed, from one goroutine, with the eligible endpoints of all pools (host:port,
-// sorted, each once; the callee may keep them) when a pool has first been read, and whenever they change: within
+// sorted, each once; the callee may keep them) when a pool was read for the first time, and whenever they change: within
 // milliseconds of the event's coming, but no more often than every 20 ms. Pools that have not been read yet give nothing.
 func (w *Watcher) Run(ctx context.Context, changed func(endpoints []string)) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -170,7 +170,7 @@ func (w *Watcher) look(ctx context.Context, wg *sync.WaitGroup, changed func([]s
 	}
 	s.union = union(s.sets)
 	w.now.Store(s)
-	if len(s.sets) > 0 && (len(old.sets) == 0 || !slices.Equal(old.union, s.union)) {
+	if len(s.sets) != len(old.sets) || !slices.Equal(old.union, s.union) {
 		w.metrics.changes.Inc()
 		changed(slices.Clone(s.union))
 	}
@@ -208,23 +208,20 @@ func (w *Watcher) Pools() map[string][]string {
 	return out
 }
 
-// Objective returns the priority of an InferenceObjective of a pool. It is false if there is none of this name, or none
-// are read.
+// Objective returns the priority of an InferenceObjective of a pool; of any pool, the highest, if pool is empty. It is
+// false if there is none of this name, or none are read.
 func (w *Watcher) Objective(pool, name string) (priority int, ok bool) {
-	r, err := parsePool(pool, "")
-	if err != nil {
-		return 0, false
+	for namespace, m := range w.objectives {
+		m.read(func(items map[string]objective) {
+			o, found := items[name]
+			of := namespace + "/" + o.pool
+			if !found || pool != "" && pool != of || w.kinds[of] != poolKind().name {
+				return
+			}
+			if !ok || o.priority > priority {
+				priority, ok = o.priority, true
+			}
+		})
 	}
-	m := w.objectives[r.namespace]
-	if m == nil {
-		return 0, false
-	}
-	m.read(func(items map[string]objective) {
-		o, found := items[name]
-		priority, ok = o.priority, found && o.pool == r.name
-	})
-	if !ok {
-		return 0, false
-	}
-	return priority, true
+	return priority, ok
 }

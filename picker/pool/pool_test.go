@@ -389,6 +389,9 @@ func TestObjectives(t *testing.T) {
 			t.Errorf("%s of %s: %d, %v; want 0, %v", o.name, o.pool, p, ok, o.want)
 		}
 	}
+	if p, ok := r.Objective("", "chat"); !ok || p != 10 {
+		t.Errorf("chat of any pool: %d, %v", p, ok)
+	}
 	a.put(objectivesPath, "chat", `{"spec":{"priority":-5,"poolRef":{"name":"llama"}}}`)
 	eventually(t, "the priority changes", func() bool { p, _ := r.Objective("models/llama", "chat"); return p == -5 })
 }
