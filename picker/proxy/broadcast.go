@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -153,35 +154,67 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// modelPoll is how often endpoints without an agent are asked for their models.
-const modelPoll = 10 * time.Second
+// How often endpoints without an agent are asked for their models. One that has not answered yet is asked again sooner,
+// with pauses that double: with several pools it gets no requests for what others serve.
+const (
+	modelPoll  = 10 * time.Second
+	modelRetry = 500 * time.Millisecond
+	modelAsks  = 64 // at once
+)
 
 // Run asks endpoints that no agent speaks for which models they serve, until ctx ends.
 func (p *Proxy) Run(ctx context.Context) error {
-	ticker := time.NewTicker(modelPoll)
-	defer ticker.Stop()
-	p.pollModels(ctx)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	retry, all := modelRetry, time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
-			p.pollModels(ctx)
+		case <-p.joined:
+			retry = modelRetry
+		case <-timer.C:
 		}
+		now := time.Now()
+		everybody := !now.Before(all)
+		if everybody {
+			all = now.Add(modelPoll)
+		}
+		pause := time.Until(all)
+		if p.pollModels(ctx, everybody) > 0 {
+			pause = min(pause, retry)
+			retry = min(2*retry, modelPoll)
+		}
+		timer.Reset(pause)
 	}
 }
 
-func (p *Proxy) pollModels(ctx context.Context) {
+// EndpointsChanged makes Run ask endpoints that are new at once.
+func (p *Proxy) EndpointsChanged() {
+	select {
+	case p.joined <- struct{}{}:
+	default:
+	}
+}
+
+// pollModels asks endpoints without an agent, everybody or those whose models are unknown. It returns how many did not
+// answer.
+func (p *Proxy) pollModels(ctx context.Context, everybody bool) int {
 	var wg sync.WaitGroup
+	var silent atomic.Int32
+	asks := make(chan struct{}, modelAsks)
 	asked := map[string]bool{}
 	for _, e := range p.picker.Status().Endpoints {
-		if e.DigestAgeMs >= 0 || asked[e.URL] {
+		if e.DigestAgeMs >= 0 || asked[e.URL] || !everybody && len(e.Models) > 0 {
 			continue
 		}
 		asked[e.URL] = true
+		asks <- struct{}{}
 		wg.Go(func() {
+			defer func() { <-asks }()
 			names, err := p.modelsOf(ctx, e.URL)
 			if err != nil {
+				silent.Add(1)
 				p.log.Debug("models unknown", slog.String("endpoint", e.ID), slog.Any("error", err))
 				return
 			}
@@ -189,6 +222,7 @@ func (p *Proxy) pollModels(ctx context.Context) {
 		})
 	}
 	wg.Wait()
+	return int(silent.Load())
 }
 
 // modelsOf asks one engine.

@@ -15,11 +15,15 @@ import (
 type status struct {
 	Version string `json:"version,omitempty"` // of the gateway
 	picker.Status
+	Pools   any            `json:"pools,omitempty"` // see Config.Pools
 	Prompts *prompt.Status `json:"prompts,omitempty"`
 }
 
 func (p *Proxy) status() status {
 	s := status{Version: p.cfg.Version, Status: p.picker.Status()}
+	if p.cfg.Pools != nil {
+		s.Pools = p.cfg.Pools()
+	}
 	if p.resolver != nil {
 		prompts := p.resolver.Status()
 		s.Prompts = &prompts

@@ -46,6 +46,10 @@ type Config struct {
 
 	// Version of the binary, for the status.
 	Version string `json:"-"`
+	// Pools is what a watcher of the pool has to show, for the status; nil: nothing.
+	Pools func() any `json:"-"`
+	// NotReady says what keeps the gateway from serving just now, for /health; empty, or nil: nothing.
+	NotReady func() string `json:"-"`
 }
 
 // Default returns the configuration that suits most gateways.
@@ -128,6 +132,7 @@ type Proxy struct {
 	slots       chan struct{} // one per request in progress
 	bodies      atomic.Int64  // bytes of their bodies
 	traces      recordings
+	joined      chan struct{} // endpoints may be new: see Run
 }
 
 // New returns a Proxy that picks with p and reads prompts with r. log and reg may be nil.
@@ -149,6 +154,7 @@ func New(cfg Config, p *picker.Picker, r Resolver, log *slog.Logger, reg prometh
 		cfg: cfg, picker: p, resolver: r, log: log,
 		reader:  inbound.Reader{Headers: cfg.Headers, Picker: p, Resolver: r, Log: log},
 		metrics: newMetrics(reg),
+		joined:  make(chan struct{}, 1),
 		direct:  newDirect(dialer),
 		transport: &http.Transport{
 			DialContext:           dialer.DialContext,
@@ -245,11 +251,17 @@ func (p *Proxy) unknown(w http.ResponseWriter, r *http.Request) {
 
 // health answers 200 while requests can be served, and says why not otherwise.
 func (p *Proxy) health(w http.ResponseWriter, _ *http.Request) {
+	why := ""
+	if p.cfg.NotReady != nil {
+		why = p.cfg.NotReady()
+	}
 	switch {
 	case p.draining.Load():
 		writeError(w, http.StatusServiceUnavailable, "unavailable", "draining: this gateway is going down")
+	case why != "":
+		writeError(w, http.StatusServiceUnavailable, "unavailable", why)
 	case len(p.picker.Status().Endpoints) == 0:
-		writeError(w, http.StatusServiceUnavailable, "unavailable", "the pool is empty: give --endpoints or let agents join by gossip")
+		writeError(w, http.StatusServiceUnavailable, "unavailable", "the pool is empty: give --endpoints, name pools of Kubernetes that have ready pods, or let agents join by gossip")
 	default:
 		w.WriteHeader(http.StatusOK)
 	}
