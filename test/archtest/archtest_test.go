@@ -81,6 +81,7 @@ func TestOurImports(t *testing.T) {
 		"picker":                                   {"picker/match", "picker/score", "picker/hold", "picker/hint", "gossip/..."},
 		"picker/inbound":                           {"picker", "picker/openai", "picker/prompt"},
 		"picker/proxy":                             {"picker", "picker/inbound", "picker/openai", "picker/prompt", "picker/webui", "gossip/blockhash"},
+		"picker/extproc":                           {"picker", "picker/inbound", "picker/openai", "picker/prompt"},
 		"picker/webui":                             {"picker"},
 		"picker/pool":                              {},
 		"deploy":                                   {},

@@ -14,6 +14,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,13 +24,14 @@ import (
 
 	"github.com/grapevine-llm/grapevine/cmd/internal/config"
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/extproc"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
 	"github.com/grapevine-llm/grapevine/picker/proxy"
 )
 
 // Config of a gateway.
 type Config struct {
-	Listen                    string            `json:"listen" help:"address for clients"`
+	Listen                    string            `json:"listen" help:"address for clients; empty: none, where Envoy asks by ext_proc"`
 	AdminListen               string            `json:"admin-listen" help:"address for metrics, status, receipts, the live page and profiles; keep it off the public network"`
 	Model                     map[string]string `json:"model" help:"model names and the folders with their tokenizer.json and chat template, name=folder"`
 	ChatTemplate              map[string]string `json:"chat-template" help:"for models whose engines were started with --chat-template: name=file, or the name of one of the model's own templates"`
@@ -43,6 +45,7 @@ type Config struct {
 	DrainWait                 time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
 	WarmWait                  time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for the digests of all endpoints before it serves; clients wait as long"`
 	LogLevel                  slog.Level        `json:"log-level" help:"debug, info, warn or error"`
+	ExtProc                   extproc.Config    `json:"ext-proc"`
 	ProxyConfig
 	PickerConfig
 }
@@ -59,14 +62,17 @@ func Default() Config {
 	pc.Gossip.Enabled = true
 	return Config{
 		Listen: ":8080", AdminListen: "127.0.0.1:9090", PromptCacheBytes: 64 << 20, CheckEvery: 1000, Speedup: 1, DrainWait: 30 * time.Second, WarmWait: 2 * time.Second,
-		ProxyConfig: proxy.Default(), PickerConfig: pc,
+		ExtProc: extproc.Default(), ProxyConfig: proxy.Default(), PickerConfig: pc,
 	}
 }
 
 // Validate joins all faults.
 func (c Config) Validate() error {
-	errs := []error{c.PickerConfig.Validate(), c.ProxyConfig.Validate()}
+	errs := []error{c.PickerConfig.Validate(), c.ProxyConfig.Validate(), c.ExtProc.Validate()}
 	for _, a := range []struct{ field, addr string }{{"listen", c.Listen}, {"admin-listen", c.AdminListen}} {
+		if a.field == "listen" && a.addr == "" && c.ExtProc.Enabled() {
+			continue
+		}
 		_, port, err := net.SplitHostPort(a.addr)
 		if err == nil {
 			_, err = net.LookupPort("tcp", port)
@@ -152,16 +158,23 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 	}
 	defer px.Close()
 
-	public, err := listen(cfg.Listen, "--listen")
-	if err != nil {
-		return err
+	var public net.Listener
+	if cfg.Listen != "" {
+		if public, err = listen(cfg.Listen, "--listen"); err != nil {
+			return err
+		}
+		defer public.Close()
 	}
 	admin, err := listen(cfg.AdminListen, "--admin-listen")
 	if err != nil {
-		public.Close()
 		return err
 	}
-	log.Info("gateway up", slog.String("listen", public.Addr().String()), slog.String("admin", admin.Addr().String()), slog.String("pool", cfg.Pool))
+	defer admin.Close()
+	envoy, err := cfg.newExtProc(pick, resolver, nil, log, reg)
+	if err != nil {
+		return err
+	}
+	log.Info("gateway up", slog.String("listen", addressOf(public)), slog.String("admin", admin.Addr().String()), slog.Any("ext_proc", envoy.Addrs()), slog.String("pool", cfg.Pool))
 
 	// The picker and the admin listener outlive ctx until requests in progress have ended.
 	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -177,8 +190,13 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 		start := time.Now()
 		warm := !cfg.Gossip.Enabled || waitWarm(groupCtx, pick, cfg.WarmWait)
 		log.Info("serving", slog.Bool("warm", warm), slog.Duration("after", time.Since(start).Round(time.Millisecond)))
+		envoy.SetReady(true)
+		if public == nil {
+			return nil
+		}
 		return serve(server, public)
 	})
+	group.Go(func() error { return envoy.Run(groupCtx) })
 	group.Go(func() error { return serve(adminServer, admin) })
 	group.Go(func() error {
 		config.Watch(groupCtx, fs, Default(), time.Second, func(c Config, err error) {
@@ -205,10 +223,13 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 		px.Drain()
 		drain, cancel := context.WithTimeout(inner, cfg.DrainWait)
 		defer cancel()
+		var streams sync.WaitGroup
+		streams.Go(func() { envoy.Shutdown(drain) })
 		if err := server.Shutdown(drain); err != nil {
 			log.Warn("requests in progress cut off", slog.Any("error", err))
 			server.Close()
 		}
+		streams.Wait()
 		adminServer.Close()
 		stop()
 		return nil
@@ -251,6 +272,14 @@ func listen(addr, flag string) (net.Listener, error) {
 		return nil, fmt.Errorf("%w: free that port or choose another with %s", err, flag)
 	}
 	return l, nil
+}
+
+// addressOf is "" without a listener.
+func addressOf(l net.Listener) string {
+	if l == nil {
+		return ""
+	}
+	return l.Addr().String()
 }
 
 func serve(s *http.Server, l net.Listener) error {

@@ -1,0 +1,9 @@
+package extproc
+
+// Keys of log attributes.
+const (
+	keyRequestID = "request_id"
+	keyError     = "error"
+	keyReason    = "reason"
+	keyResult    = "result"
+)
