@@ -29,7 +29,7 @@ build: deps ## build the binaries into bin/
 	@mkdir -p $(BIN)
 	@echo "building (the first time takes one to three minutes)"
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/agent ./cmd/grapevine
-	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/gateway
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/gateway ./cmd/injector
 
 .PHONY: test
 test: deps ## all tests (no GPU, no cluster, no engine needed)

@@ -83,6 +83,8 @@ func TestOurImports(t *testing.T) {
 		"picker/proxy":                             {"picker", "picker/inbound", "picker/openai", "picker/prompt", "picker/webui", "gossip/blockhash"},
 		"picker/extproc":                           {"picker", "picker/inbound", "picker/openai", "picker/prompt"},
 		"picker/webui":                             {"picker"},
+		"deploy/inject":                            {},
+		"deploy/inject/webhook":                    {"deploy/inject"},
 		"picker/pool":                              {},
 		"deploy":                                   {},
 	}
