@@ -23,7 +23,7 @@ type Config struct {
 	// Endpoints lists endpoints as URL or host:port; SetEndpoints replaces the list.
 	Endpoints []string `json:"endpoints" help:"endpoints that are always in the pool, URL or host:port"`
 	// Discover adds every endpoint that an agent of the pool announces. Off where a watcher knows the pool.
-	Discover bool `json:"discover" help:"add the endpoints that agents announce to the pool"`
+	Discover bool `json:"discover" help:"add the endpoints that agents announce to the pool; unless given, off where pools of Kubernetes are watched"`
 	// BlockSize is assumed, in tokens, where no agent has said what the engine uses.
 	BlockSize int `json:"block-size" help:"tokens of a KV block where no agent tells"`
 	// SeedFile holds the pool's secret hash seed, a decimal or 0x number. Empty: the public default seed.

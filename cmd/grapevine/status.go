@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/pool"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
 
@@ -39,11 +40,13 @@ func newStatusCommand() *cobra.Command {
 			}
 			var s struct {
 				picker.Status
+				Pools   []pool.Status `json:"pools"`
 				Prompts prompt.Status `json:"prompts"`
 			}
 			if err := json.Unmarshal(body, &s); err != nil {
 				return fmt.Errorf("read the gateway's answer: %w", err)
 			}
+			writePools(cmd.OutOrStdout(), s.Pools)
 			writeStatus(cmd.OutOrStdout(), &s.Status)
 			for _, m := range s.Prompts.Models {
 				if m.Problem != "" {
@@ -81,6 +84,25 @@ func writeStatus(w io.Writer, s *picker.Status) {
 		t.AppendRow(table.Row{e.ID, e.Rung, age, e.Running, e.Waiting, max(0, e.Blocks-e.FreeBlocks-e.CachedBlocks), e.CachedBlocks, e.Outstanding, e.Others, fmt.Sprintf("%.2f", e.Trust), remarks(&e)})
 	}
 	t.Render()
+}
+
+// writePools says what Kubernetes tells, one line for each pool.
+func writePools(w io.Writer, pools []pool.Status) {
+	for _, p := range pools {
+		fmt.Fprintf(w, "%s %s: ", p.Kind, p.Name)
+		if p.Synced {
+			fmt.Fprintf(w, "%d eligible endpoints, %d not ready, %d terminating", p.Endpoints, p.NotReady, p.Terminating)
+		} else {
+			fmt.Fprint(w, "not read yet")
+		}
+		if p.Error != "" {
+			fmt.Fprintf(w, "; not heard of for %.0f s: %s", p.AgeSeconds, p.Error)
+		}
+		if p.Note != "" {
+			fmt.Fprintf(w, "; %s", p.Note)
+		}
+		fmt.Fprintln(w)
+	}
 }
 
 // remarks says in words what is not as it should be.

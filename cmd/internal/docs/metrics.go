@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/pool"
 	"github.com/grapevine-llm/grapevine/picker/proxy"
 )
 
@@ -57,7 +58,7 @@ func table(b *strings.Builder, list []metric) {
 	}
 }
 
-// gatewayMetrics lists what picker and proxy register, by name.
+// gatewayMetrics lists what picker, proxy and pool register, by name.
 func gatewayMetrics() ([]metric, error) {
 	var r recorder
 	cfg := picker.Default()
@@ -67,6 +68,9 @@ func gatewayMetrics() ([]metric, error) {
 		return nil, err
 	}
 	if _, err := proxy.New(proxy.Default(), p, nil, nil, &r); err != nil {
+		return nil, err
+	}
+	if _, err := pool.New(pool.Config{}, nil, &r); err != nil {
 		return nil, err
 	}
 	return sorted(r.metrics), r.err

@@ -25,6 +25,7 @@ import (
 	"github.com/grapevine-llm/grapevine/cmd/internal/config"
 	"github.com/grapevine-llm/grapevine/picker"
 	"github.com/grapevine-llm/grapevine/picker/extproc"
+	"github.com/grapevine-llm/grapevine/picker/pool"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
 	"github.com/grapevine-llm/grapevine/picker/proxy"
 )
@@ -43,9 +44,10 @@ type Config struct {
 	LogPromptText             bool              `json:"log-prompt-text" help:"show what differs between own and an engine's token ids as text in the log: prompts are your users' secrets"`
 	Speedup                   float64           `json:"speedup" help:"how many times faster than real the engines run; only for emulated ones"`
 	DrainWait                 time.Duration     `json:"drain-wait" help:"how long requests in progress may take to end after SIGTERM"`
-	WarmWait                  time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for the digests of all endpoints before it serves; clients wait as long"`
+	WarmWait                  time.Duration     `json:"warm-wait" help:"how long a gateway that has just started waits for its pools to be read, and for the digests of all endpoints, before it serves; clients wait as long"`
 	LogLevel                  slog.Level        `json:"log-level" help:"debug, info, warn or error"`
 	ExtProc                   extproc.Config    `json:"ext-proc"`
+	Kubernetes                pool.Config       `json:"kubernetes"`
 	ProxyConfig
 	PickerConfig
 }
@@ -68,7 +70,7 @@ func Default() Config {
 
 // Validate joins all faults.
 func (c Config) Validate() error {
-	errs := []error{c.PickerConfig.Validate(), c.ProxyConfig.Validate(), c.ExtProc.Validate()}
+	errs := []error{c.PickerConfig.Validate(), c.ProxyConfig.Validate(), c.ExtProc.Validate(), c.Kubernetes.Validate()}
 	for _, a := range []struct{ field, addr string }{{"listen", c.Listen}, {"admin-listen", c.AdminListen}} {
 		if a.field == "listen" && a.addr == "" && c.ExtProc.Enabled() {
 			continue
@@ -110,7 +112,7 @@ func (c Config) Validate() error {
 
 // Main resolves the configuration from args and runs the gateway. It returns the exit code.
 func Main(ctx context.Context, args []string, version string, stdout, stderr io.Writer) int {
-	cfg := Default()
+	cfg := Default().discovering(args)
 	fs := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	if run, code := config.Start(fs, args, &cfg, version, stdout, stderr); !run {
 		return code
@@ -150,8 +152,13 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 	if err != nil {
 		return err
 	}
+	watched, err := newWatchedPools(cfg, pick, log, reg)
+	if err != nil {
+		return err
+	}
 	proxyConfig := cfg.ProxyConfig
 	proxyConfig.Version = version
+	proxyConfig.Pools, proxyConfig.NotReady = watched.status(), watched.notReady
 	px, err := proxy.New(proxyConfig, pick, resolver, log, reg)
 	if err != nil {
 		return err
@@ -170,7 +177,7 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 		return err
 	}
 	defer admin.Close()
-	envoy, err := cfg.newExtProc(pick, resolver, nil, log, reg)
+	envoy, err := cfg.newExtProc(pick, resolver, watched.known(), log, reg)
 	if err != nil {
 		return err
 	}
@@ -184,12 +191,16 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 	adminServer := &http.Server{Handler: px.Admin(reg), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	group.Go(func() error { return pick.Run(groupCtx) })
 	group.Go(func() error { return px.Run(groupCtx) })
+	group.Go(func() error { return watched.run(groupCtx, px.EndpointsChanged) })
 	group.Go(func() error { return resolver.Run(groupCtx) })
 	group.Go(func() error {
 		// Connections wait in the listener's backlog meanwhile.
 		start := time.Now()
-		warm := !cfg.Gossip.Enabled || waitWarm(groupCtx, pick, cfg.WarmWait)
+		warm := waitFor(groupCtx, cfg.WarmWait, func() bool {
+			return watched.read.Load() && (!cfg.Gossip.Enabled || pick.Warm())
+		})
 		log.Info("serving", slog.Bool("warm", warm), slog.Duration("after", time.Since(start).Round(time.Millisecond)))
+		watched.serving.Store(true)
 		envoy.SetReady(true)
 		if public == nil {
 			return nil
@@ -199,7 +210,9 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 	group.Go(func() error { return envoy.Run(groupCtx) })
 	group.Go(func() error { return serve(adminServer, admin) })
 	group.Go(func() error {
-		config.Watch(groupCtx, fs, Default(), time.Second, func(c Config, err error) {
+		defaults := Default()
+		defaults.Discover = !cfg.Kubernetes.Enabled() // see discovering; it does not change while this runs
+		config.Watch(groupCtx, fs, defaults, time.Second, func(c Config, err error) {
 			if err == nil {
 				err = pick.SetPolicy(c.Policy) // says what it changes
 			}
@@ -241,13 +254,13 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 	return err
 }
 
-// waitWarm returns when the picker knows what all its endpoints hold, or after limit, or with ctx. It reports the first.
-func waitWarm(ctx context.Context, pick *picker.Picker, limit time.Duration) bool {
+// waitFor returns when ok is true, or after limit, or with ctx. It reports the first.
+func waitFor(ctx context.Context, limit time.Duration, ok func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	tick := time.NewTicker(warmEvery)
 	defer tick.Stop()
-	for !pick.Warm() {
+	for !ok() {
 		select {
 		case <-ctx.Done():
 			return false
