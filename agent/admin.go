@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -24,21 +25,38 @@ const (
 	maxResetAnswer = 64 << 10
 )
 
-func (a *Agent) serveAdmin(ctx context.Context) error {
-	srv := &http.Server{Handler: a.adminHandler(), ReadHeaderTimeout: adminTimeout, ReadTimeout: adminTimeout, IdleTimeout: time.Minute}
+func (a *Agent) serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: adminTimeout, ReadTimeout: adminTimeout, IdleTimeout: time.Minute}
 	done := make(chan struct{})
 	defer close(done)
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	if err := srv.Serve(a.admin); !errors.Is(err, http.ErrServerClosed) {
+	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
 	return nil
 }
 
+// probeHandler serves what others may see: metrics, and /livez, which is 200 while
+// the agent's own loops turn, whatever the engine does.
+func (a *Agent) probeHandler() *http.ServeMux {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(newCollector(a))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
+		if err := a.alive(time.Now()); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
 // adminHandler serves:
 //
-//	GET  /metrics              Prometheus
+//	GET  /metrics, /livez      as probeHandler
 //	GET  /status               JSON, see Status
 //	GET  /healthz              200 while the agent runs, engine or not
 //	POST /v1/cache/cleared     somebody reset the engines' caches: forget them
@@ -46,13 +64,7 @@ func (a *Agent) serveAdmin(ctx context.Context) error {
 //
 // The last two take ?engine=URL for one of several engines.
 func (a *Agent) adminHandler() http.Handler {
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(newCollector(a.units, a.gpus))
-	for _, u := range a.units {
-		reg.MustRegister(u.lag)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux := a.probeHandler()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, a.Status()) })
 	mux.HandleFunc("POST /v1/cache/cleared", func(w http.ResponseWriter, r *http.Request) {
@@ -72,10 +84,15 @@ func (a *Agent) adminHandler() http.Handler {
 // chosen returns the units that a request is about; if there are none it answers.
 func (a *Agent) chosen(w http.ResponseWriter, r *http.Request) ([]*unit, bool) {
 	engine := r.URL.Query().Get("engine")
-	if engine == "" {
-		return a.units, true
+	all, waiting := a.state()
+	if waiting != nil {
+		answer(w, http.StatusServiceUnavailable, map[string]any{"error": waiting.Reason, "remedy": waiting.Remedy})
+		return nil, false
 	}
-	for _, u := range a.units {
+	if engine == "" {
+		return all, true
+	}
+	for _, u := range all {
 		if u.engine == strings.TrimRight(engine, "/") {
 			return []*unit{u}, true
 		}
@@ -149,7 +166,8 @@ func (u *unit) resetEngine(ctx context.Context, query string) (bool, error) {
 type Status struct {
 	Version         string         `json:"version,omitempty"`
 	Time            time.Time      `json:"time"`
-	SeedFingerprint uint32         `json:"seed_fingerprint"` // of the seed of block hashes
+	SeedFingerprint uint32         `json:"seed_fingerprint"`  // of the seed of block hashes
+	Waiting         *Waiting       `json:"waiting,omitempty"` // nil: the agent is in the mesh
 	GPU             GPUStatus      `json:"gpu"`
 	Engines         []EngineStatus `json:"engines"`
 }
@@ -192,8 +210,10 @@ type RankStatus struct {
 
 // Status returns the state as it stands.
 func (a *Agent) Status() Status {
-	out := Status{Version: a.cfg.Version, Time: time.Now(), SeedFingerprint: a.seed, GPU: a.gpus.status()}
-	for _, u := range a.units {
+	units, waiting := a.state()
+	out := Status{Version: a.cfg.Version, Time: time.Now(), Waiting: waiting, GPU: a.gpus.status()}
+	for _, u := range units {
+		out.SeedFingerprint = u.hasher.Fingerprint()
 		out.Engines = append(out.Engines, u.status())
 	}
 	return out

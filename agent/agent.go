@@ -7,7 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,14 +21,20 @@ import (
 type Agent struct {
 	cfg   Config
 	log   *slog.Logger
-	seed  uint32 // fingerprint of the hash seed
-	units []*unit
 	gpus  *gpuWatch
 	admin net.Listener // nil: none
+	probe net.Listener // nil: none
+	again time.Duration
+	beat  atomic.Int64 // unix nanoseconds: the last turn of the wait for keys
+
+	mu      sync.Mutex // guards what follows
+	units   []*unit
+	waiting *Waiting // nil: the units are there
 }
 
 // New checks the configuration, reads keys and seed, and binds the sockets; it
-// starts nothing.
+// starts nothing. Keys and seed that are not there yet are no error: Run waits for
+// them.
 func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -33,42 +42,52 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	hasher, err := cfg.hasher()
-	if err != nil {
-		return nil, err
-	}
 	if cfg.StateDir != "" {
 		if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 			return nil, fmt.Errorf("make state-dir: %w", err)
 		}
 	}
-	a := &Agent{cfg: cfg, log: cfg.Logger, seed: hasher.Fingerprint(), gpus: newGPUWatch(cfg.Logger)}
-	if cfg.MetricsListen != "" {
-		if a.admin, err = net.Listen("tcp", cfg.MetricsListen); err != nil {
-			if errors.Is(err, syscall.EADDRINUSE) {
-				return nil, fmt.Errorf("metrics-listen %s is taken by another process: give another address, or none: %w", cfg.MetricsListen, err)
-			}
-			return nil, fmt.Errorf("metrics-listen: %w", err)
-		}
+	a := &Agent{cfg: cfg, log: cfg.Logger, gpus: newGPUWatch(cfg.Logger), again: openAgain}
+	var err error
+	if a.admin, err = listen("metrics-listen", cfg.MetricsListen); err != nil {
+		return nil, err
 	}
-	for i := range cfg.Engine {
-		u, err := newUnit(cfg, i, hasher, a.gpus.ready)
-		if err != nil {
+	if a.probe, err = listen("probe-listen", cfg.ProbeListen); err != nil {
+		return nil, errors.Join(err, a.close())
+	}
+	units, err := a.open()
+	var waiting *Waiting
+	if err != nil {
+		if waiting = waitingFor(err); waiting == nil {
 			return nil, errors.Join(err, a.close())
 		}
-		a.units = append(a.units, u)
 	}
+	a.set(units, waiting)
 	return a, nil
 }
 
-// close frees what New bound.
+// listen binds one of the listeners, nil for none.
+func listen(name, addr string) (net.Listener, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s %s is taken by another process: give another address, or none: %w", name, addr, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return l, nil
+}
+
+// close frees the listeners.
 func (a *Agent) close() error {
 	var errs []error
-	if a.admin != nil {
-		errs = append(errs, a.admin.Close())
-	}
-	for _, u := range a.units {
-		errs = append(errs, u.mesh.Close())
+	for _, l := range []net.Listener{a.admin, a.probe} {
+		if l != nil {
+			errs = append(errs, l.Close())
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -81,6 +100,14 @@ func (a *Agent) AdminAddr() string {
 	return a.admin.Addr().String()
 }
 
+// ProbeAddr is the address of metrics and /livez alone, "" without one.
+func (a *Agent) ProbeAddr() string {
+	if a.probe == nil {
+		return ""
+	}
+	return a.probe.Addr().String()
+}
+
 // Run serves until ctx ends: then it tells the gateways that it drains, leaves
 // and returns nil. An engine that is not there is waited for.
 func (a *Agent) Run(ctx context.Context) error {
@@ -89,19 +116,21 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Warn("no gateway to join is given, this agent waits to be joined", slog.String(keyRemedy, "give --gossip-join, e.g. the gateways' headless Service"))
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	for _, u := range a.units {
-		g.Go(func() error { return u.run(ctx) })
-	}
+	g.Go(func() error { return a.runUnits(ctx) })
 	g.Go(func() error {
 		a.gpus.run(ctx, a.cfg.GPUs, func(h wire.Health) {
-			for _, u := range a.units {
+			units, _ := a.state()
+			for _, u := range units {
 				u.setHealth(h)
 			}
 		})
 		return nil
 	})
 	if a.admin != nil {
-		g.Go(func() error { return a.serveAdmin(ctx) })
+		g.Go(func() error { return a.serve(ctx, a.admin, a.adminHandler()) })
+	}
+	if a.probe != nil {
+		g.Go(func() error { return a.serve(ctx, a.probe, a.probeHandler()) })
 	}
 	return g.Wait()
 }

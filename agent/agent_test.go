@@ -60,10 +60,10 @@ func newEngine(t *testing.T) *engine {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", e.metrics)
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"version":"0.32.0"}`) })
-	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if e.secret {
+		if e.secret && r.Header.Get("Authorization") != "Bearer k3y" {
 			http.Error(w, "no key", http.StatusUnauthorized)
 			return
 		}

@@ -23,8 +23,11 @@ type Config struct {
 	// of the mesh of its own; the ports after the gossip port are used for the second
 	// and later ones.
 	Engine []string `json:"engine" help:"base URL of each engine"`
+	// EngineKey is the engines' API key, for their list of models.
+	EngineKey Secret `json:"engine-key" help:"API key of the engines, for their list of models; give it by environment"`
 	// Address is what gateways send requests to, one per engine. Empty: the engine's
-	// URL, with a loopback address replaced by the gossip address.
+	// URL, with a loopback address replaced by the gossip address, as is a host
+	// left out (http://:8000).
 	Address []string `json:"address" help:"URL that gateways reach each engine by; empty: the engine's URL, loopback replaced by the pod's address"`
 	// Pool is the set of interchangeable endpoints that the engines belong to.
 	Pool string `json:"pool" help:"name of the pool of endpoints"`
@@ -44,6 +47,9 @@ type Config struct {
 	StateDir string `json:"state-dir" help:"folder for snapshots, so that a restarted agent still knows the cache; empty: none"`
 	// GPUs are the pod's, as in NVIDIA_VISIBLE_DEVICES.
 	GPUs string `json:"gpus" help:"GPUs to watch, as in NVIDIA_VISIBLE_DEVICES; empty: all, none: no watching"`
+	// ProbeListen has metrics and /livez and nothing else: what the kubelet and
+	// Prometheus come for from outside of the pod. Empty: none.
+	ProbeListen string `json:"probe-listen" help:"address of metrics and /livez alone, for other hosts; empty: none"`
 	// MetricsListen is the admin listener's: metrics, status, cache resets. It has
 	// no authentication, hence loopback. Empty: none.
 	MetricsListen string `json:"metrics-listen" help:"address of metrics, status and cache resets; empty: none"`
@@ -83,7 +89,7 @@ type DigestConfig struct {
 // GossipConfig says how to reach the gateways.
 type GossipConfig struct {
 	Bind         string   `json:"bind" help:"host:port for gossip, UDP and TCP; no host: all addresses; port 0: a free one"`
-	Advertise    string   `json:"advertise" help:"host:port told to others; empty: the bound one"`
+	Advertise    string   `json:"advertise" help:"host:port told to others, or an address alone with the bound port; empty: the bound one"`
 	Join         []string `json:"join" help:"gateways to join, host or host:port; a headless Service name stands for all its addresses"`
 	Label        string   `json:"label" help:"the fleet's label; nodes with another are refused"`
 	KeyFile      string   `json:"key-file" help:"AES-256 keys, one a line, base64 or hex, first encrypts; empty: plain"`
@@ -116,7 +122,7 @@ func (c Config) Validate() error {
 		}
 	}
 	for _, u := range c.Address {
-		if _, err := baseURL(u); err != nil {
+		if _, err := baseURL(u); err != nil && !strings.HasPrefix(u, "http://:") {
 			fault("address %q: give a base URL as http://10.0.0.5:8000", u)
 		}
 	}
@@ -155,9 +161,9 @@ func (c Config) Validate() error {
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		fault("log-format %q: give text or json", c.LogFormat)
 	}
-	if c.MetricsListen != "" {
-		if _, _, err := net.SplitHostPort(c.MetricsListen); err != nil {
-			fault("metrics-listen %q: give host:port", c.MetricsListen)
+	for _, l := range []struct{ name, value string }{{"metrics-listen", c.MetricsListen}, {"probe-listen", c.ProbeListen}} {
+		if _, _, err := net.SplitHostPort(l.value); l.value != "" && err != nil {
+			fault("%s %q: give host:port", l.name, l.value)
 		}
 	}
 	for i := range c.Engine {
@@ -180,8 +186,30 @@ func (c Config) level() (slog.Level, error) {
 	return l, err
 }
 
-// baseURL reads an engine's URL and returns it without a trailing slash.
+// Secret is a setting that is not shown.
+type Secret string
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (s *Secret) UnmarshalText(b []byte) error {
+	*s = Secret(b)
+	return nil
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (s Secret) MarshalText() ([]byte, error) {
+	if s == "" {
+		return nil, nil
+	}
+	return []byte("(set)"), nil
+}
+
+// baseURL reads an engine's URL and returns it without a trailing slash. An IPv6
+// address may lack its brackets, as a variable with the pod's address does.
 func baseURL(s string) (string, error) {
+	if rest, ok := strings.CutPrefix(s, "http://"); ok && strings.Count(rest, ":") > 1 && !strings.ContainsAny(rest, "[/") {
+		i := strings.LastIndexByte(rest, ':')
+		s = "http://[" + rest[:i] + "]" + rest[i:]
+	}
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
 		return "", fmt.Errorf("bad base URL %q", s)
@@ -199,7 +227,9 @@ func (c Config) mesh(i int) (mesh.Config, error) {
 	if m.BindAddr, m.BindPort, err = hostPort("bind", c.Gossip.Bind, i); err != nil {
 		return m, err
 	}
-	if c.Gossip.Advertise != "" {
+	if a, parseErr := netip.ParseAddr(c.Gossip.Advertise); parseErr == nil {
+		m.AdvertiseAddr = a.String()
+	} else if c.Gossip.Advertise != "" {
 		m.AdvertiseAddr, m.AdvertisePort, err = hostPort("advertise", c.Gossip.Advertise, i)
 	}
 	return m, err
@@ -225,20 +255,25 @@ func (c Config) hasher() (blockhash.Hasher, error) {
 	}
 	b, err := os.ReadFile(c.SeedFile)
 	if err != nil {
-		return blockhash.Hasher{}, fmt.Errorf("read seed: %w", err)
+		return blockhash.Hasher{}, seedError{fmt.Errorf("read seed: %w", err)}
 	}
 	seed, err := strconv.ParseUint(strings.TrimSpace(string(b)), 0, 64)
 	if err != nil { // the content is a secret and not repeated
-		return blockhash.Hasher{}, fmt.Errorf("read seed: %s does not hold one number of 64 bits, decimal or 0x", c.SeedFile)
+		return blockhash.Hasher{}, seedError{fmt.Errorf("read seed: %s does not hold one number of 64 bits, decimal or 0x", c.SeedFile)}
 	}
 	return blockhash.NewHasher(seed), nil
 }
 
 // announced is the URL that gateways are told: the configured one, else the
-// engine's with a loopback host replaced by the address of the gossip node.
+// engine's with a loopback host replaced by the address of the gossip node. So is
+// a configured host that is empty.
 func announced(configured, engine, gossipAddr string) string {
 	if configured != "" {
-		return configured
+		u, err := url.Parse(configured)
+		if err != nil || u.Hostname() != "" {
+			return configured
+		}
+		engine = "http://localhost:" + u.Port()
 	}
 	u, err := url.Parse(engine)
 	if err != nil {

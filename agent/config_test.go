@@ -133,3 +133,27 @@ func TestEventSources(t *testing.T) {
 		})
 	}
 }
+
+func TestAddressesOfPods(t *testing.T) {
+	for _, tt := range []struct{ configured, engine, gossip, want string }{
+		{"", "http://127.0.0.1:8000", "10.0.0.5:7946", "http://10.0.0.5:8000"},
+		{"http://:8000", "http://127.0.0.1:8200", "10.0.0.5:7946", "http://10.0.0.5:8000"},
+		{"http://:8000", "http://127.0.0.1:8200", "[fd00::5]:7946", "http://[fd00::5]:8000"},
+		{"http://10.9.9.9:1", "http://127.0.0.1:8200", "10.0.0.5:7946", "http://10.9.9.9:1"},
+	} {
+		if got := announced(tt.configured, tt.engine, tt.gossip); got != tt.want {
+			t.Errorf("announced(%q, %q, %q) = %s, want %s", tt.configured, tt.engine, tt.gossip, got, tt.want)
+		}
+	}
+	for in, want := range map[string]string{"http://fd00::5:8000": "http://[fd00::5]:8000", "http://10.0.0.5:8000/": "http://10.0.0.5:8000"} {
+		if got, err := baseURL(in); err != nil || got != want {
+			t.Errorf("baseURL(%q) = %q, %v; want %q", in, got, err, want)
+		}
+	}
+	for _, ip := range []string{"10.0.0.5", "fd00::5"} {
+		m, err := Config{Gossip: GossipConfig{Bind: ":7946", Advertise: ip}}.mesh(0)
+		if err != nil || m.AdvertiseAddr != ip || m.AdvertisePort != 0 {
+			t.Errorf("advertise %s: %q %d %v", ip, m.AdvertiseAddr, m.AdvertisePort, err)
+		}
+	}
+}

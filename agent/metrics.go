@@ -25,8 +25,7 @@ func podDesc(name, help string, labels ...string) *prometheus.Desc {
 
 // collector reads the state of the units when it is asked.
 type collector struct {
-	units []*unit
-	gpus  *gpuWatch
+	agent *Agent
 	descs
 }
 
@@ -36,11 +35,11 @@ type descs struct {
 	blocks, orphans, coverage, partial, suspect                                                *prometheus.Desc
 	ticks, tickBytes, sent, sentBytes, segments, replayedTicks, backlog, refused, sendErrors   *prometheus.Desc
 	gateways, asked, meshDrops, keyMismatches, gpuKnown, gpuFault, gpuSpeed, gpuMem, gpuGrowth *prometheus.Desc
-	gpuXids                                                                                    *prometheus.Desc
+	gpuXids, waiting                                                                           *prometheus.Desc
 }
 
-func newCollector(units []*unit, gpus *gpuWatch) *collector {
-	return &collector{units: units, gpus: gpus, descs: descs{
+func newCollector(a *Agent) *collector {
+	return &collector{agent: a, descs: descs{
 		up:            desc("engine_up", "1 while the engine answers"),
 		info:          desc("kv_events_info", "1; the label says how it stands with the engine's KV events", "state"),
 		scrapes:       desc("engine_scrapes_total", "reads of the engine's metrics"),
@@ -77,17 +76,26 @@ func newCollector(units []*unit, gpus *gpuWatch) *collector {
 		gpuMem:        podDesc("gpu_memory_used_bytes", "memory used on all GPUs"),
 		gpuGrowth:     podDesc("gpu_memory_growth_bytes", "memory taken beyond the level when the engine was ready"),
 		gpuXids:       podDesc("gpu_xids_total", "driver errors by Xid", "xid"),
+		waiting:       podDesc("waiting", "1 while the agent cannot join the mesh, by what it lacks", "reason"),
 	}}
 }
 
-// Describe implements [prometheus.Collector].
-func (c *collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+// Describe implements [prometheus.Collector]: nothing can be said beforehand, the
+// engines' share comes when the agent joins.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements [prometheus.Collector].
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	for _, u := range c.units {
+	units, waiting := c.agent.state()
+	for _, u := range units {
 		c.unit(ch, u)
+		u.lag.Collect(ch)
 	}
+	reason := "none"
+	if waiting != nil {
+		reason = waiting.Reason
+	}
+	ch <- prometheus.MustNewConstMetric(c.waiting, prometheus.GaugeValue, oneIf(waiting != nil), reason)
 	c.gpu(ch)
 }
 
@@ -163,7 +171,7 @@ func (c *collector) unit(ch chan<- prometheus.Metric, u *unit) {
 }
 
 func (c *collector) gpu(ch chan<- prometheus.Metric) {
-	v, xids := c.gpus.state()
+	v, xids := c.agent.gpus.state()
 	gauge := func(d *prometheus.Desc, x float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, x, labels...)
 	}

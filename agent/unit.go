@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,6 +43,7 @@ type unit struct {
 	relearn chan struct{} // capacity 1: ask the engine for its facts
 	ready   func(blocks uint32)
 	lag     prometheus.Histogram
+	beat    atomic.Int64 // unix nanoseconds: the send loop's last turn
 
 	mu       sync.Mutex // guards what follows
 	streams  map[uint16]*stream
@@ -89,7 +91,7 @@ func newUnit(cfg Config, i int, hasher blockhash.Hasher, ready func(uint32)) (*u
 	u := &unit{
 		cfg: cfg, engine: engine, hasher: hasher, ready: ready,
 		log:     cfg.Logger.With(slog.String(keyEngine, engine)),
-		client:  enginemetrics.NewClient(engine, engineTimeout),
+		client:  enginemetrics.NewClient(engine, engineTimeout).WithKey(string(cfg.EngineKey)),
 		wake:    make(chan struct{}, 1),
 		relearn: make(chan struct{}, 1),
 		streams: make(map[uint16]*stream),
@@ -378,6 +380,7 @@ func (u *unit) sendLoop(ctx context.Context) {
 		case <-timer.C:
 		}
 		packets, pickers, due := u.collect(time.Now())
+		u.beat.Store(time.Now().UnixNano())
 		bytes, failed := 0, 0
 		for _, node := range pickers {
 			for _, p := range packets {

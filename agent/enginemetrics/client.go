@@ -29,6 +29,7 @@ const (
 // concurrent use, but the calls queue for the connection.
 type Client struct {
 	base string
+	key  string // API key, "" none
 	http *http.Client
 }
 
@@ -51,6 +52,13 @@ func NewClient(base string, timeout time.Duration) *Client {
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
+}
+
+// WithKey returns the client with an API key, which vLLM wants under /v1 where it
+// was given --api-key.
+func (c *Client) WithKey(key string) *Client {
+	c.key = key
+	return c
 }
 
 // Close drops the idle connection.
@@ -133,6 +141,9 @@ func (c *Client) get(ctx context.Context, path string, dst []byte, limit int) ([
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
 	if err != nil {
 		return dst, fmt.Errorf("get %s: %w", path, err)
+	}
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {

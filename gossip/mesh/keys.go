@@ -13,6 +13,9 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
+// ErrKeys is returned, wrapped, by New where the key file cannot be used.
+var ErrKeys = errors.New("gossip keys cannot be used")
+
 // keyBytes is the only key length taken: AES-256.
 const keyBytes = 32
 
@@ -24,22 +27,28 @@ const maxKeyFileBytes = 64 << 10
 func readKeys(path string) (keys [][]byte, content []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read gossip keys: %w", err)
+		return nil, nil, keyError{fmt.Errorf("read gossip keys: %w", err)}
 	}
 	defer f.Close()
 	content, err = io.ReadAll(io.LimitReader(f, maxKeyFileBytes+1))
 	if err != nil {
-		return nil, nil, fmt.Errorf("read gossip keys: %w", err)
+		return nil, nil, keyError{fmt.Errorf("read gossip keys: %w", err)}
 	}
 	if len(content) > maxKeyFileBytes {
-		return nil, nil, fmt.Errorf("gossip key file %s is longer than %d bytes: give a file with one key a line", path, maxKeyFileBytes)
+		return nil, nil, keyError{fmt.Errorf("gossip key file %s is longer than %d bytes: give a file with one key a line", path, maxKeyFileBytes)}
 	}
 	keys, err = parseKeys(content)
 	if err != nil {
-		return nil, content, fmt.Errorf("gossip key file %s: %w", path, err)
+		return nil, content, keyError{fmt.Errorf("gossip key file %s: %w", path, err)}
 	}
 	return keys, content, nil
 }
+
+// keyError is an ErrKeys that says only what is wrong.
+type keyError struct{ error }
+
+func (e keyError) Unwrap() error      { return e.error }
+func (keyError) Is(target error) bool { return target == ErrKeys }
 
 // parseKeys reads keys, one a line, as 64 hex digits or as base64 of 32 bytes.
 // Empty lines and what follows a # are skipped; a repeated key counts once. The
