@@ -126,7 +126,7 @@ func (c Config) Validate() error {
 		}
 	}
 	for _, j := range c.Join {
-		if _, _, err := splitJoin(j); err != nil {
+		if _, _, err := SplitJoin(j); err != nil {
 			fault("Join %q: give host or host:port", j)
 		}
 	}

@@ -26,8 +26,8 @@ const (
 	maxJoinAddrs = 256
 )
 
-// splitJoin reads an entry of Config.Join.
-func splitJoin(s string) (host string, port uint16, err error) {
+// SplitJoin reads an entry of Config.Join.
+func SplitJoin(s string) (host string, port uint16, err error) {
 	if ip, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
 		return ip.String(), DefaultPort, nil
 	}
@@ -126,6 +126,7 @@ func (m *Mesh) logJoinFailure(err error, never, first bool) {
 		if _, ok := m.logs.allow(logHungUp, time.Now()); ok {
 			level = slog.LevelWarn
 		}
+		m.logs.count[logHungUp].Add(1)
 		attrs = append(attrs, slog.String(keyRemedy, "the node hung up without a word: most likely its gossip label differs, or it does not allow this node's network; "+remedyLabel))
 	}
 	m.log.LogAttrs(context.Background(), level, msg, attrs...)
@@ -191,7 +192,7 @@ func (m *Mesh) resolveJoin(ctx context.Context) ([]netip.AddrPort, error) {
 	var out []netip.AddrPort
 	var lastErr error
 	for _, j := range m.cfg.Join {
-		host, port, err := splitJoin(j)
+		host, port, err := SplitJoin(j)
 		if err != nil {
 			lastErr = err
 			continue

@@ -17,6 +17,7 @@ type Stats struct {
 	JoinFailures    uint64 // rounds in which no listed node answered
 	KeyMismatches   uint64 // packets and streams made with another gossip key
 	LabelMismatches uint64
+	HungUp          uint64 // listed nodes that hung up before the first join, as on another label
 	ForeignMeta     uint64 // nodes whose meta could not be read
 	RefusedByCIDR   uint64 // packets and streams from networks not allowed
 	NameConflicts   uint64
@@ -44,6 +45,7 @@ func (m *Mesh) Stats() Stats {
 		JoinFailures:    m.joinFailures.Load(),
 		KeyMismatches:   m.logs.count[logKey].Load(),
 		LabelMismatches: m.logs.count[logLabel].Load(),
+		HungUp:          m.logs.count[logHungUp].Load(),
 		ForeignMeta:     m.foreignMeta.Load(),
 		RefusedByCIDR:   m.refused.Load(),
 		NameConflicts:   m.conflicts.Load(),
