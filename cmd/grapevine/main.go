@@ -1,7 +1,7 @@
 // Command grapevine is the person's tool: it runs the demo, an emulated engine, a load
 // generator, an agent or a gateway, shows what an engine's event stream says and what a request
 // becomes, plays traces in a simulator, and asks a running gateway for its status, for the reasons of a decision
-// or for a recording of its traffic.
+// or for a recording of its traffic, and finds out what is wrong with a fleet.
 package main
 
 import (
@@ -56,6 +56,7 @@ func newRoot() *cobra.Command {
 		newDemoCommand(),
 		newStatusCommand(),
 		newExplainCommand(),
+		newDoctorCommand(),
 		newTokenizeCommand(),
 		newChainCommand(),
 	)
