@@ -126,7 +126,8 @@ func (c *container) prepare() (script string, args, env []string, err error) {
 	root := filepath.Join(p.dir, "roots", c.spec.Name)
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("set -e\nR=%s\nmkdir -p $R\nmount -t tmpfs -o mode=755 root $R\ncd $R", root)
+	line("set -e\necho %s >/proc/sys/kernel/hostname", p.object.Name)
+	line("R=%s\nmkdir -p $R\nmount -t tmpfs -o mode=755 root $R\ncd $R", root)
 	line("mkdir -p usr proc dev etc app tmp var run\nchmod 1777 tmp\nln -s usr/lib lib\nln -s usr/lib64 lib64\nln -s usr/bin bin")
 	line("mount --rbind /usr usr\nmount -o remount,bind,ro usr\nmount --rbind /proc proc\nmount --rbind /dev dev")
 	line("touch app/%[1]s etc/hosts\nmount --bind %[2]s/%[1]s app/%[1]s\nmount --bind %[3]s etc/hosts", binary, p.k.p.tree, p.k.p.file("hosts"))
@@ -170,7 +171,7 @@ func (c *container) launch(script string, args, env []string) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command("/usr/bin/env", append([]string{"ip", "netns", "exec", c.pod.ns, "unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh"}, args...)...)
+	cmd := exec.Command("/usr/bin/env", append([]string{"ip", "netns", "exec", c.pod.ns, "unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", script, "sh"}, args...)...)
 	cmd.Env = append(env, "PATH=/usr/sbin:/usr/bin:/sbin:/bin")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
