@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	admission "k8s.io/api/admissionregistration/v1"
@@ -41,7 +42,9 @@ pools: {inferencePools: [models/llama, mistral], services: ["models/qwen:8000", 
 		"extproc": registry + `
 gateway: {mode: extproc}
 extProc: {tlsSecret: picker-tls}
-inferencePools: [{name: llama, selector: {app: llama}, targetPorts: [8000, 8001], parentRefs: [{name: gw}], hostnames: [llama.example.com]}]
+inferencePools:
+- {name: llama, selector: {app: llama}, targetPorts: [8000, 8001], parentRefs: [{name: gw}], hostnames: [llama.example.com]}
+- {name: qwen, selector: {app: qwen}, targetPorts: [8000], port: 9012, failureMode: FailClose}
 `,
 		"all": registry + `
 imagePullSecrets: [pull]
@@ -316,6 +319,76 @@ func checkWebhook(t *testing.T, o *objects) {
 	}
 }
 
+// TestChartWebhookReach: which webhook sees a pod, by the label of its namespace and its own. Never two.
+func TestChartWebhookReach(t *testing.T) {
+	const key = "grapevine-llm.github.io/inject"
+	const none = "-"
+	tests := []struct{ name, namespace, label, pod, want string }{
+		{"nothing is labelled", "models", none, none, ""},
+		{"namespace for agents", "models", "agent", none, "/inject/agent"},
+		{"namespace for configured engines", "models", "configure", none, "/inject/configure"},
+		{"namespace without a level", "models", "", none, "/inject/default"},
+		{"namespace enabled", "models", "enabled", none, "/inject/default"},
+		{"namespace off", "models", "disabled", "agent", ""},
+		{"pod off", "models", "configure", "disabled", ""},
+		{"pod of its own level", "models", "agent", "configure", "/inject/agent"},
+		{"pod alone", "models", none, "configure", "/inject"},
+		{"pod alone, without a level", "models", none, "true", "/inject"},
+		{"the cluster's own", "kube-system", "agent", "agent", ""},
+		{"a slip of the pen", "models", "agnet", none, ""},
+	}
+	o := render(t, registry)
+	hooks := get[admission.MutatingWebhookConfiguration](t, o, "", "grapevine-injector").Webhooks
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			with := func(m labels.Set, value string) labels.Set {
+				if value != none {
+					m[key] = value
+				}
+				return m
+			}
+			namespace := with(labels.Set{"kubernetes.io/metadata.name": tt.namespace}, tt.label)
+			pod := with(labels.Set{"app": "vllm"}, tt.pod)
+			var got []string
+			for _, w := range hooks {
+				ns, err := metav1.LabelSelectorAsSelector(w.NamespaceSelector)
+				if err != nil {
+					t.Fatal(err)
+				}
+				object, err := metav1.LabelSelectorAsSelector(w.ObjectSelector)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ns.Matches(namespace) && object.Matches(pod) {
+					got = append(got, *w.ClientConfig.Service.Path)
+				}
+			}
+			if strings.Join(got, " ") != tt.want {
+				t.Errorf("goes to %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestChartInferencePools: each asks at a port of its own, which is bound to it.
+func TestChartInferencePools(t *testing.T) {
+	o := render(t, installs()["extproc"])
+	listens := fmt.Sprint(gatewayConfig(t, o)["ext-proc"].(map[string]any)["listen"])
+	service := get[core.Service](t, o, "grapevine", "grapevine-gateway")
+	for _, p := range each[InferencePool](o) {
+		ref := p.Spec.EndpointPickerRef
+		if ref.Name != service.Name || !slices.ContainsFunc(service.Spec.Ports, func(s core.ServicePort) bool { return s.Port == ref.Port.Number }) {
+			t.Errorf("pool %s asks %s:%d, which is not there", p.Metadata.Name, ref.Name, ref.Port.Number)
+		}
+		if bound := fmt.Sprintf("grapevine/%s=:%d", p.Metadata.Name, ref.Port.Number); !strings.Contains(listens, bound) {
+			t.Errorf("listeners %s without %s", listens, bound)
+		}
+	}
+	if routes := each[HTTPRoute](o); len(routes) != 1 || routes[0].Spec.Rules[0].BackendRefs[0].Name != "llama" {
+		t.Errorf("routes: %+v", routes)
+	}
+}
+
 // checkGateway: the pod outlives its drain, mounts what its settings name, and listens where its ports say.
 func checkGateway(t *testing.T, o *objects) {
 	d := get[apps.Deployment](t, o, "grapevine", "grapevine-gateway")
@@ -352,7 +425,12 @@ func checkGateway(t *testing.T, o *objects) {
 	}
 	var listens []string
 	collect(config, func(key string, value any) {
-		if strings.HasSuffix(key, "listen") && value != "" {
+		if list, many := value.([]any); many && strings.HasSuffix(key, "listen") {
+			for _, v := range list {
+				addr := v.(string)
+				listens = append(listens, addr[strings.LastIndexByte(addr, ':'):])
+			}
+		} else if strings.HasSuffix(key, "listen") && value != "" {
 			listens = append(listens, value.(string))
 		}
 	})
@@ -472,9 +550,10 @@ func missing(want, got map[string]any) string {
 			if s := missing(sub, gotSub); s != "" {
 				out = append(out, key+"."+s)
 			}
-		case strings.HasSuffix(fmt.Sprint(value), "s") && strings.HasSuffix(fmt.Sprint(got[key]), "s"): // durations: 60s is 1m0s
 		default:
-			if !cmp.Equal(value, got[key]) {
+			a, errA := time.ParseDuration(fmt.Sprint(value))
+			b, errB := time.ParseDuration(fmt.Sprint(got[key]))
+			if same := errA == nil && errB == nil && a == b; !same && !cmp.Equal(value, got[key]) {
 				out = append(out, fmt.Sprintf("%s is %v, want %v", key, got[key], value))
 			}
 		}
@@ -530,9 +609,9 @@ func TestChartRights(t *testing.T) {
 	objectives := rbac.PolicyRule{APIGroups: []string{"llm-d.ai"}, Resources: []string{"inferenceobjectives"}, Verbs: read}
 	slicesRule := rbac.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read}
 	injector := map[string][]rbac.PolicyRule{
-		"Role grapevine/grapevine-injector": {{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"grapevine-injector-cert"}, Verbs: []string{"get", "update", "patch"}}},
+		"Role grapevine/grapevine-injector": {{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"grapevine-injector-cert"}, Verbs: []string{"get", "update"}}},
 		"ClusterRole grapevine-injector": {{APIGroups: []string{"admissionregistration.k8s.io"}, Resources: []string{"mutatingwebhookconfigurations"}, ResourceNames: []string{"grapevine-injector"},
-			Verbs: []string{"get", "update", "patch"}}},
+			Verbs: []string{"get", "patch"}}},
 	}
 	tests := map[string]map[string][]rbac.PolicyRule{
 		"least":       {},
@@ -595,6 +674,7 @@ func TestChartRefuses(t *testing.T) {
 		{"a route without a port", registry + "gateway: {mode: extproc}\nhttpRoutes: [{name: a, parentRefs: [{name: g}], grapevinePercent: 5, baseline: {name: b, port: 1}}]\n", "gateway.mode"},
 		{"nothing to scale by", registry + "gateway: {autoscaling: {enabled: true, cpuPercent: 0}}\n", "requestsInFlight"},
 		{"gateways among the models", registry + "modelNamespaces: [grapevine]\nnetworkPolicy: {enabled: true}\n", "modelPodSelector"},
+		{"two pools of one port", registry + "gateway: {mode: both}\ninferencePools: [{name: a, selector: {a: b}, targetPorts: [1]}, {name: b, selector: {a: c}, targetPorts: [1]}]\n", "port of its own"},
 		{"nine ports", registry + "gateway: {mode: both}\ninferencePools: [{name: a, selector: {a: b}, targetPorts: [1,2,3,4,5,6,7,8,9]}]\n", "targetPorts"},
 		{"a share above all", registry + "httpRoutes: [{name: a, parentRefs: [{name: g}], grapevinePercent: 101, baseline: {name: b, port: 1}}]\n", "grapevinePercent"},
 	}

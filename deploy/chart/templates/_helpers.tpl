@@ -68,6 +68,16 @@ capabilities: {drop: [ALL]}
 {{ toJson (uniq $pools) }}
 {{- end }}
 
+{{/* Ports on which Envoy asks, as a JSON list: an InferencePool has its own, else there is one for all that is watched. */}}
+{{- define "grapevine.pickerPorts" -}}
+{{- $ports := list -}}
+{{- range .Values.inferencePools }}{{ $ports = append $ports (int (.port | default 9002)) }}{{ end -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}
+{{- fail "inferencePools: each needs a port of its own: give port (the first may have 9002)" -}}
+{{- end -}}
+{{ toJson ($ports | default (list 9002)) }}
+{{- end }}
+
 {{/* Names of namespaces as a JSON list: those of the model pods without the release's own. */}}
 {{- define "grapevine.otherNamespaces" -}}
 {{ toJson (without (uniq .Values.modelNamespaces) .Release.Namespace) }}
@@ -96,7 +106,12 @@ integers again.
 {{- if .Values.pools.objectives }}{{ $_ := set $kubernetes "objectives" true }}{{ end -}}
 {{- if $kubernetes }}{{ $_ := set $config "kubernetes" $kubernetes }}{{ end -}}
 {{- if $extproc -}}
-{{- $e := dict "listen" ":9002" "health-listen" ":9003" -}}
+{{- $listen := list ":9002" -}}
+{{- if .Values.inferencePools -}}
+{{- $listen = list -}}
+{{- range .Values.inferencePools }}{{ $listen = append $listen (printf "%s/%s=:%d" $.Release.Namespace .name (int (.port | default 9002))) }}{{ end -}}
+{{- end -}}
+{{- $e := dict "listen" $listen "health-listen" ":9003" -}}
 {{- if .Values.extProc.tlsSecret -}}
 {{- $_ := set $e "cert-file" "/etc/grapevine/tls/tls.crt" -}}
 {{- $_ := set $e "key-file" "/etc/grapevine/tls/tls.key" -}}
