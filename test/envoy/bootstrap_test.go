@@ -83,6 +83,38 @@ func (b *bootstrap) cluster(name string) object {
 	panic("no cluster " + name)
 }
 
+// join takes in the listeners and clusters of another configuration; its clusters get longer names.
+func (b *bootstrap) join(other *bootstrap, suffix string) {
+	for _, c := range other.clusters() {
+		c.(object)["name"] = at(c, "name").(string) + suffix
+	}
+	for _, l := range other.listeners() {
+		l.(object)["name"] = at(l, "name").(string) + suffix
+	}
+	rename(other.root, suffix)
+	s := b.at("static_resources").(object)
+	s["listeners"] = append(b.listeners(), other.listeners()...)
+	s["clusters"] = append(b.clusters(), other.clusters()...)
+}
+
+// rename lengthens all names of clusters in references to them.
+func rename(v any, suffix string) {
+	switch v := v.(type) {
+	case object:
+		for key, value := range v {
+			if name, ok := value.(string); ok && (key == "cluster" || key == "cluster_name") {
+				v[key] = name + suffix
+				continue
+			}
+			rename(value, suffix)
+		}
+	case []any:
+		for _, value := range v {
+			rename(value, suffix)
+		}
+	}
+}
+
 // connectionManager of a listener.
 func (b *bootstrap) connectionManager(listener int) object {
 	return at(b.listeners()[listener], "filter_chains", 0, "filters", 0, "typed_config").(object)
