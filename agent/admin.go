@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/grapevine-llm/grapevine/agent/blockset"
+	"github.com/grapevine-llm/grapevine/agent/enginemetrics"
 	"github.com/grapevine-llm/grapevine/gossip/mesh"
 )
 
@@ -138,7 +139,7 @@ func (u *unit) resetEngine(ctx context.Context, query string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("reset prefix cache: %w", err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // resets are rare
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: enginemetrics.TLS(u.engine)}} // resets are rare
 	resp, err := client.Do(req)
 	if err != nil {
 		return false, fmt.Errorf("reset prefix cache: %w", err)

@@ -177,3 +177,18 @@ func TestScraperIntervals(t *testing.T) {
 		})
 	}
 }
+
+func TestEngineOnLoopbackByTLS(t *testing.T) {
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, `{"version":%q}`, r.Header.Get("Authorization"))
+	}))
+	defer srv.Close()
+	c := NewClient(srv.URL, time.Second).WithKey("k")
+	defer c.Close()
+	if v, err := c.Version(t.Context()); err != nil || v != "Bearer k" {
+		t.Errorf("got %q, %v", v, err)
+	}
+	if TLS("https://10.0.0.5:8000").InsecureSkipVerify {
+		t.Error("another host's certificate is not checked")
+	}
+}

@@ -105,7 +105,7 @@ func (e *engine) ownersEvents() (ev events, warnings []string) {
 	case wildcard(host):
 		warn("the engine's KV events are open to the network at port %s, and they carry token ids: give the endpoint %s (the engine connects, the agent listens), or close the port with a NetworkPolicy", port, ownEvents)
 	case host != "127.0.0.1" && host != "localhost" && host != podIP:
-		warn("the engine sends its KV events to %s, where the agent cannot hear them: routed by load only", endpoint)
+		warn("the engine sends its KV events to %s, where the agent cannot hear them: routed by load only; for both to hear them give the endpoint %s, open to the network, and let the other side connect", endpoint, defaultEndpoint)
 		return ev, warnings
 	}
 	ev.endpoint = endpoint
@@ -186,8 +186,7 @@ func (e *engine) modelName() string {
 // level.
 func (e *engine) remarks() (out []string) {
 	warn := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	switch {
-	case e.portFrom != "":
+	if e.portFrom != "" {
 		warn("the engine's port is not to be seen, %d (%s) is taken; say it with annotation %s", e.port, e.portFrom, KeyPort)
 	}
 	if e.several {

@@ -259,8 +259,14 @@ func (e *engine) url() string {
 	default:
 		host = podIP
 	}
-	return "http://" + host + ":" + strconv.Itoa(e.port)
+	scheme := "http://"
+	if e.tls() {
+		scheme = "https://"
+	}
+	return scheme + host + ":" + strconv.Itoa(e.port)
 }
+
+func (e *engine) tls() bool { return e.flags.has("ssl-certfile") || e.flags.has("ssl-keyfile") }
 
 // proxied is the port of a proxy in the pod that passes requests on to the engine,
 // as llm-d's routing sidecar does; 0 if there is none.

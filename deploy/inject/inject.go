@@ -87,9 +87,6 @@ func (o Options) unsafe(pod *corev1.Pod, e *engine) string {
 	if e.flags.has("uds") {
 		return "the engine serves at a Unix socket (--uds), where the agent cannot ask it"
 	}
-	if e.flags.has("ssl-certfile") || e.flags.has("ssl-keyfile") {
-		return "the engine serves TLS itself (--ssl-certfile), where the agent cannot ask it"
-	}
 	if !pod.Spec.HostNetwork {
 		if c, port := declared(pod, gossipPort, metricsPort, adminPort); c != "" {
 			return fmt.Sprintf("container %q declares port %d, which the agent needs", c, port)
