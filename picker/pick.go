@@ -252,22 +252,26 @@ func (p *Picker) SetPools(pools map[string][]string) error {
 	return nil
 }
 
-// SetModels says which models an endpoint without an agent serves, by its address host:port or URL. An address that is
-// not in the pool is ignored.
-func (p *Picker) SetModels(address string, models []string) {
-	if a, _, err := parseEndpoint(address); err == nil {
-		address = a
-	}
+// SetModels says which models endpoints without an agent serve, by their addresses host:port or URLs. Addresses that are
+// not in the pool are ignored, endpoints that are not named keep theirs.
+func (p *Picker) SetModels(models map[string][]string) {
 	now := p.clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	h := p.hosts[address]
-	if h == nil || slices.Equal(h.models, models) {
-		return
+	changed := false
+	for address, names := range models {
+		if a, _, err := parseEndpoint(address); err == nil {
+			address = a
+		}
+		if h := p.hosts[address]; h != nil && !slices.Equal(h.models, names) {
+			h.models = slices.Clone(names)
+			changed = true
+		}
 	}
-	h.models = slices.Clone(models)
-	p.rebuild(now, p.view.Snapshot())
-	p.pump(now)
+	if changed {
+		p.rebuild(now, p.view.Snapshot())
+		p.pump(now)
+	}
 }
 
 // SetPolicy changes the policy. Held requests are bound if the new one does not hold.

@@ -286,8 +286,7 @@ func TestModels(t *testing.T) {
 		d, err := p.Pick(t.Context(), Request{ID: model, Model: model, PromptTokens: 10})
 		return d.Endpoint.URL, err
 	}
-	p.SetModels("a:1", []string{"llama", "lora"})
-	p.SetModels("http://b:2", []string{"qwen"})
+	p.SetModels(map[string][]string{"a:1": {"llama", "lora"}, "http://b:2": {"qwen"}, "nowhere:1": {"none"}})
 	for model, want := range map[string][]string{
 		"llama": {"http://a:1", "https://c"}, "qwen": {"http://b:2", "https://c"}, "other": {"https://c"}, "": {"http://a:1", "http://b:2", "https://c"},
 	} {
@@ -297,7 +296,7 @@ func TestModels(t *testing.T) {
 			}
 		}
 	}
-	p.SetModels("c:443", []string{"qwen"})
+	p.SetModels(map[string][]string{"c:443": {"qwen"}})
 	_, err = pick("other")
 	var unknown ErrUnknownModel
 	if !errors.As(err, &unknown) {

@@ -68,9 +68,9 @@ func TestPools(t *testing.T) {
 	})
 
 	// Its own word counts more than what its pool serves.
-	f.SetModels(bareLlama, []string{"llama-8b"})
+	f.SetModels(map[string][]string{bareLlama: {"llama-8b"}})
 	check(map[string][]string{"llama": {id(0), static}, "llama-8b": {bareLlama, static}, "qwen": {id(1), bareQwen, static}, "other": {bareNew, static}})
-	f.SetModels(bareLlama, nil)
+	f.SetModels(map[string][]string{bareLlama: nil})
 
 	// An endpoint may be in two pools, and one without gossip alone is served whatever is asked for.
 	set(map[string][]string{"a/llama": {id(0), bareNew}, "b/qwen": {id(1), bareNew}})

@@ -53,7 +53,7 @@ func TestConcurrentUse(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	})
 	until(func(i int) {
-		f.SetModels("static:1", []string{fmt.Sprint("model ", i%2)})
+		f.SetModels(map[string][]string{"static:1": {fmt.Sprint("model ", i%2)}})
 		p := DefaultPolicy()
 		p.Hold = i%3 != 0
 		if err := f.SetPolicy(p); err != nil {

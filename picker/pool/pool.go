@@ -15,7 +15,7 @@ import (
 )
 
 // coalesce is the least time between two calls of Run's callback: what changes meanwhile comes in one.
-const coalesce = 20 * time.Millisecond
+const coalesce = 50 * time.Millisecond
 
 // Watcher keeps the eligible endpoints of its pools. All its methods may be called concurrently; Run once.
 type Watcher struct {
@@ -124,7 +124,7 @@ func (w *Watcher) touch() {
 
 // Run watches until ctx ends. It calls changed, from one goroutine, with the eligible endpoints of all pools (host:port,
 // sorted, each once; the callee may keep them) when a pool was read for the first time, and whenever they change: within
-// milliseconds of the event's coming, but no more often than every 20 ms. Pools that have not been read yet give nothing.
+// milliseconds of the event's coming, but no more often than every 50 ms. Pools that have not been read yet give nothing.
 func (w *Watcher) Run(ctx context.Context, changed func(endpoints []string)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

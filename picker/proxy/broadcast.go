@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -159,7 +158,8 @@ func (p *Proxy) models(w http.ResponseWriter, _ *http.Request) {
 const (
 	modelPoll  = 10 * time.Second
 	modelRetry = 500 * time.Millisecond
-	modelAsks  = 64 // at once
+	modelAsks  = 64                    // at once
+	modelBatch = 50 * time.Millisecond // answers within it are taken over together: each time costs work for all endpoints
 )
 
 // Run asks endpoints that no agent speaks for which models they serve, until ctx ends.
@@ -200,29 +200,49 @@ func (p *Proxy) EndpointsChanged() {
 // pollModels asks endpoints without an agent, everybody or those whose models are unknown. It returns how many did not
 // answer.
 func (p *Proxy) pollModels(ctx context.Context, everybody bool) int {
-	var wg sync.WaitGroup
-	var silent atomic.Int32
-	asks := make(chan struct{}, modelAsks)
-	asked := map[string]bool{}
+	ask := map[string]string{} // endpoint by URL
 	for _, e := range p.picker.Status().Endpoints {
-		if e.DigestAgeMs >= 0 || asked[e.URL] || !everybody && len(e.Models) > 0 {
-			continue
+		if e.DigestAgeMs < 0 && (everybody || len(e.Models) == 0) {
+			ask[e.URL] = e.ID
 		}
-		asked[e.URL] = true
-		asks <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-asks }()
-			names, err := p.modelsOf(ctx, e.URL)
-			if err != nil {
-				silent.Add(1)
-				p.log.Debug("models unknown", slog.String("endpoint", e.ID), slog.Any("error", err))
-				return
-			}
-			p.picker.SetModels(address(e.URL), names)
-		})
 	}
-	wg.Wait()
-	return int(silent.Load())
+	type answer struct {
+		url   string
+		names []string // nil: none came
+	}
+	answers := make(chan answer)
+	asks := make(chan struct{}, modelAsks)
+	for url, id := range ask {
+		go func() {
+			asks <- struct{}{}
+			defer func() { <-asks }()
+			names, err := p.modelsOf(ctx, url)
+			if err != nil {
+				p.log.Debug("models unknown", slog.String("endpoint", id), slog.Any("error", err))
+			}
+			answers <- answer{url, names}
+		}()
+	}
+	silent := 0
+	batch := map[string][]string{}
+	ticker := time.NewTicker(modelBatch)
+	defer ticker.Stop()
+	for left := len(ask); left > 0; {
+		select {
+		case a := <-answers:
+			left--
+			if a.names == nil {
+				silent++
+			} else {
+				batch[a.url] = a.names
+			}
+		case <-ticker.C:
+			p.picker.SetModels(batch)
+			clear(batch)
+		}
+	}
+	p.picker.SetModels(batch)
+	return silent
 }
 
 // modelsOf asks one engine.

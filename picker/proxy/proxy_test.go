@@ -431,7 +431,7 @@ func TestAnswersToBadRequests(t *testing.T) {
 	cfg := Default()
 	cfg.MaxBodyBytes = 1 << 12
 	g := newGateway(t, cfg, e.URL)
-	g.picker.SetModels(strings.TrimPrefix(e.URL, "http://"), []string{"m", "other"})
+	g.picker.SetModels(map[string][]string{e.URL: {"m", "other"}})
 	empty := newGateway(t, cfg)
 	tests := []struct {
 		name, method, url, body string
