@@ -3,7 +3,6 @@ package extproc
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -331,13 +330,12 @@ func (x *exchange) refuse(r *refusal, requestID string) []*extprocv3.ProcessingR
 func (x *exchange) drop() { x.chunks = nil }
 
 // mayLeave reports whether the stream can end without an error and without harm: Envoy has all of the request, and of the
-// response nothing passes through here.
+// response nothing passes through here any more.
 func (x *exchange) mayLeave() bool {
 	switch x.phase {
-	case released:
-		return x.ended && !slices.Contains([]mode{filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, filterv3.ProcessingMode_GRPC}, x.response)
-	case abandoned:
-		return !slices.Contains([]mode{filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, filterv3.ProcessingMode_GRPC}, x.response) || x.answer.ended
+	case released, abandoned:
+		held := x.response == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED || x.response == filterv3.ProcessingMode_GRPC
+		return (x.ended || x.phase == abandoned) && (!held || x.answer.ended)
 	}
 	return x.phase == refused
 }

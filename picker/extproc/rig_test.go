@@ -48,7 +48,8 @@ type rig struct {
 	server *Server
 	picker *picker.Picker
 	reg    *prometheus.Registry
-	conn   *grpc.ClientConn
+	conn   *grpc.ClientConn // to the first listener
+	conns  []*grpc.ClientConn
 	events *events
 	stop   func()
 }
@@ -207,18 +208,29 @@ func newRig(t *testing.T, s setup) *rig {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- r.server.Run(ctx) }()
-	if r.conn, err = grpc.NewClient(r.server.Addrs()[0].String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20))); err != nil {
-		t.Fatal(err)
-	}
+	r.conn = r.dial(0)
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		r.conn.Close()
+		for _, c := range r.conns {
+			c.Close()
+		}
 	})
 	t.Cleanup(r.stop)
 	return r
+}
+
+// dial connects to a listener.
+func (r *rig) dial(listener int) *grpc.ClientConn {
+	r.t.Helper()
+	conn, err := grpc.NewClient(r.server.Addrs()[listener].String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.conns = append(r.conns, conn)
+	return conn
 }
 
 // envoy is one stream, as Envoy has it.
@@ -230,7 +242,7 @@ type envoy struct {
 
 func (r *rig) open() *envoy {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	r.t.Cleanup(cancel)
 	stream, err := extprocv3.NewExternalProcessorClient(r.conn).Process(ctx)
 	if err != nil {
@@ -244,6 +256,24 @@ func (e *envoy) send(messages ...*extprocv3.ProcessingRequest) {
 	for _, m := range messages {
 		if err := e.stream.Send(m); err != nil && !errors.Is(err, io.EOF) { // EOF: the next Recv has the reason
 			e.t.Fatal(err)
+		}
+	}
+}
+
+// play sends messages as Envoy does: none of the response before the request has come back, and each of it when the one before
+// was answered.
+func (e *envoy) play(messages ...*extprocv3.ProcessingRequest) {
+	e.t.Helper()
+	responds := false
+	for _, m := range messages {
+		response := m.GetResponseHeaders() != nil || m.GetResponseBody() != nil
+		if response && !responds {
+			responds = true
+			e.picked(false)
+		}
+		e.send(m)
+		if response {
+			e.recv()
 		}
 	}
 }

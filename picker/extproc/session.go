@@ -283,6 +283,11 @@ func (c *session) refuseLocked(r *refusal) bool {
 func (c *session) choose(ctx context.Context) {
 	began := time.Now()
 	c.mu.Lock()
+	if c.exchange.phase != picking { // the client has an answer already
+		c.mu.Unlock()
+		c.metrics.picks.WithLabelValues("cancelled").Inc()
+		return
+	}
 	d := c.exchange.demand()
 	if d.hurried && c.cfg.BufferedHold > 0 { // heeded where Envoy's max_message_timeout allows it
 		_ = c.send([]*extprocv3.ProcessingResponse{{OverrideMessageTimeout: durationpb.New(c.cfg.BufferedHold + time.Second)}})
