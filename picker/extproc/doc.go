@@ -21,7 +21,8 @@
 // What becomes of a request is learned from the response, if this stream shows it. In the recommended topology it does not:
 // Envoy ends the stream right after the pick, and a second filter in observability mode sends the response here, to an
 // observing stream that is told by its messages (observability_mode) and joined by x-request-id. Neither can cut an answer by
-// dying. Decisions that nobody observes end after [Config].Unobserved.
+// dying. Where several gateways stand behind one Envoy, the metadata envoy.lb / x-grapevine-gateway (host:port of who picked)
+// leads the second filter to the right one. Decisions that nobody observes end after [Config].Unobserved.
 //
 // exchange, answer and open are cores: messages in, messages out. The rest is the shell around them: gRPC, TLS, listeners.
 package extproc

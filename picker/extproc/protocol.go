@@ -24,6 +24,7 @@ const (
 	namespaceSubset   = "envoy.lb.subset_hint"
 	headerRequestID   = "x-request-id"
 	headerRank        = "x-data-parallel-rank"
+	keyGateway        = "x-grapevine-gateway"           // in namespaceLB, ours: who picked, for the observing filter to find it
 	headerServiceTime = "x-envoy-upstream-service-time" // Envoy's router sets it on answers of endpoints, and on no other
 )
 
@@ -99,6 +100,7 @@ type pick struct {
 	list      string // host:port, then those to be tried after it
 	rank      int    // of the endpoint; -1: it is the only one
 	requestID string // to be set; "": it has one
+	gateway   string // address host:port of who picked; "": there is no telling
 }
 
 // pickOf names the endpoints of a decision. The header for the rank is the same for all of them.
@@ -138,11 +140,11 @@ func set(name, value string) *corev3.HeaderValueOption {
 
 // metadata is the same for Envoy's own load balancer.
 func (p *pick) metadata() *structpb.Struct {
-	return &structpb.Struct{Fields: map[string]*structpb.Value{
-		namespaceLB: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-			destination: structpb.NewStringValue(p.list),
-		}}),
-	}}
+	fields := map[string]*structpb.Value{destination: structpb.NewStringValue(p.list)}
+	if p.gateway != "" {
+		fields[keyGateway] = structpb.NewStringValue(p.gateway)
+	}
+	return &structpb.Struct{Fields: map[string]*structpb.Value{namespaceLB: structpb.NewStructValue(&structpb.Struct{Fields: fields})}}
 }
 
 // clientsOwn removes what a client must not set.

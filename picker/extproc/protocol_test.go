@@ -439,6 +439,9 @@ func TestRequestHeaders(t *testing.T) {
 	if got := e.pick(m, c); got != "10.0.0.1:8000,10.0.0.3:8000" {
 		t.Errorf("picked %q, want the endpoint and the one that has its rank too", got)
 	}
+	if got := m.DynamicMetadata.Fields["envoy.lb"].GetStructValue().Fields["x-grapevine-gateway"].GetStringValue(); got != r.server.Addrs()[0].String() {
+		t.Errorf("picked by %q, want the listener's address", got)
+	}
 	if got := header(c.HeaderMutation.SetHeaders, headerRank); got != "2" {
 		t.Errorf("rank %q, want 2", got)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -307,6 +309,7 @@ func (c *session) choose(ctx context.Context) {
 		return
 	}
 	p := pickOf(&decision)
+	p.gateway = localAddress(c.stream.Context())
 	if c.given {
 		p.requestID = c.requestID
 	}
@@ -324,6 +327,16 @@ func (c *session) choose(ctx context.Context) {
 	c.metrics.picks.WithLabelValues("picked").Inc()
 	c.metrics.pick.Observe((time.Since(began) - decision.Held).Seconds())
 	c.free()
+}
+
+// localAddress is where Envoy reached this gateway, "" if that means nothing elsewhere.
+func localAddress(ctx context.Context) string {
+	if p, ok := peer.FromContext(ctx); ok {
+		if a, ok := p.LocalAddr.(*net.TCPAddr); ok {
+			return a.String()
+		}
+	}
+	return ""
 }
 
 // promptWait is how long an engine may be asked for a prompt's tokens while Envoy waits for the answer to a buffered body.
