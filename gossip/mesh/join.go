@@ -71,6 +71,10 @@ func (m *Mesh) keepJoined(ctx context.Context) {
 			}
 			wait = jitter(retry)
 			retry = min(2*retry, joinRetryMax)
+		case reached > 0 && m.alone():
+			// It has only just started, and did not count itself yet.
+			wait = jitter(retry)
+			retry = min(2*retry, aloneRetryMax)
 		default:
 			if !joined {
 				m.log.Info("joined the gossip mesh", slog.Int(keyCount, reached))
