@@ -39,12 +39,16 @@ func newStatusCommand() *cobra.Command {
 				return err
 			}
 			var s struct {
+				Version string `json:"version"`
 				picker.Status
 				Pools   []pool.Status `json:"pools"`
 				Prompts prompt.Status `json:"prompts"`
 			}
 			if err := json.Unmarshal(body, &s); err != nil {
 				return fmt.Errorf("read the gateway's answer: %w", err)
+			}
+			if s.Version != "" {
+				fmt.Fprintf(cmd.OutOrStdout(), "gateway %s, seed fingerprint %08x\n", s.Version, s.SeedFingerprint)
 			}
 			writePools(cmd.OutOrStdout(), s.Pools)
 			writeStatus(cmd.OutOrStdout(), &s.Status)
@@ -75,13 +79,13 @@ func writeStatus(w io.Writer, s *picker.Status) {
 		fmt.Fprintln(w, "draining")
 	}
 	t := newTable(w)
-	t.AppendHeader(table.Row{"endpoint", "known by", "digest age", "running", "waiting", "blocks used", "cached", "own requests", "others'", "trust", "remarks"})
+	t.AppendHeader(table.Row{"endpoint", "engine", "known by", "digest age", "running", "waiting", "blocks used", "cached", "own requests", "others'", "trust", "problems"})
 	for _, e := range s.Endpoints {
 		age := "-"
 		if e.DigestAgeMs >= 0 {
 			age = fmt.Sprintf("%.0f ms", e.DigestAgeMs)
 		}
-		t.AppendRow(table.Row{e.ID, e.Rung, age, e.Running, e.Waiting, max(0, e.Blocks-e.FreeBlocks-e.CachedBlocks), e.CachedBlocks, e.Outstanding, e.Others, fmt.Sprintf("%.2f", e.Trust), remarks(&e)})
+		t.AppendRow(table.Row{e.ID, e.Engine, e.Rung, age, e.Running, e.Waiting, max(0, e.Blocks-e.FreeBlocks-e.CachedBlocks), e.CachedBlocks, e.Outstanding, e.Others, fmt.Sprintf("%.2f", e.Trust), problems(&e)})
 	}
 	t.Render()
 }
@@ -105,8 +109,8 @@ func writePools(w io.Writer, pools []pool.Status) {
 	}
 }
 
-// remarks says in words what is not as it should be.
-func remarks(e *picker.EndpointStatus) string {
+// problems says in words what is not as it should be.
+func problems(e *picker.EndpointStatus) string {
 	var out []string
 	add := func(on bool, text string) {
 		if on {
@@ -114,6 +118,7 @@ func remarks(e *picker.EndpointStatus) string {
 		}
 	}
 	add(e.Out, "not reachable")
+	add(e.DigestAgeMs < 0 && e.Problem == "", "no agent")
 	add(e.Stale, "agent silent")
 	add(e.Partial, "picture partial")
 	add(e.Suspect, "picture suspect")
