@@ -59,6 +59,7 @@ func newRoot() *cobra.Command {
 		newDoctorCommand(),
 		newTokenizeCommand(),
 		newChainCommand(),
+		newInjectCommand(),
 	)
 	return root
 }
