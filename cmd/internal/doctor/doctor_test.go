@@ -469,6 +469,25 @@ func TestNobodyThere(t *testing.T) {
 	expect(t, r, "name a:b:c", "DNS", Failed, "no address")
 }
 
+func TestPoolsOfKubernetes(t *testing.T) {
+	s := &subject{}
+	for _, w := range []watched{
+		{Name: "a/well", Synced: true, Endpoints: 3},
+		{Name: "a/none", Synced: true, NotReady: 2},
+		{Name: "a/forbidden", Error: "endpointslices is forbidden"},
+		{Name: "a/new"},
+		{Name: "a/odd", Synced: true, Endpoints: 1, Note: "two ports"},
+	} {
+		w.judge(s)
+	}
+	r := Report{Checks: s.checks}
+	expect(t, r, "", "Kubernetes", OK, "a/well: 3 ready")
+	expect(t, r, "", "Kubernetes", Failed, "a/none: 0 ready, 2 not ready")
+	expect(t, r, "", "Kubernetes", Failed, "forbidden")
+	expect(t, r, "", "Kubernetes", Failed, "a/new has not been read")
+	expect(t, r, "", "Kubernetes", Warning, "two ports")
+}
+
 func TestMembersThatCannotMeet(t *testing.T) {
 	s := &subject{}
 	x := &exam{cfg: Default()}

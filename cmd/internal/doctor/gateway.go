@@ -24,7 +24,19 @@ const (
 type gatewayStatus struct {
 	Version string `json:"version"`
 	picker.Status
+	Pools   []watched      `json:"pools"`
 	Prompts *prompt.Status `json:"prompts"`
+}
+
+// watched is a pool of Kubernetes as the gateway tells of it.
+type watched struct {
+	Name        string `json:"name"`
+	Synced      bool   `json:"synced"`
+	Endpoints   int    `json:"endpoints"`
+	NotReady    int    `json:"not_ready"`
+	Terminating int    `json:"terminating"`
+	Error       string `json:"error"`
+	Note        string `json:"note"`
 }
 
 // gateway asks a gateway.
@@ -45,6 +57,9 @@ func (x *exam) gateway(ctx context.Context, s *subject, base string) {
 		}
 		gatewayMesh(s, st.Gossip)
 	}
+	for i := range st.Pools {
+		st.Pools[i].judge(s)
+	}
 	if len(st.Endpoints) == 0 {
 		s.fail("endpoints", "do agents of its pool run and join it, or does its --endpoints or its pool in Kubernetes name any?", "it has no endpoint in pool %s", st.Pool)
 		return
@@ -52,6 +67,23 @@ func (x *exam) gateway(ctx context.Context, s *subject, base string) {
 	gatewayEndpoints(s, &st)
 	gatewayEngines(s, st.Endpoints)
 	gatewayPrompts(s, st.Prompts)
+}
+
+func (w *watched) judge(s *subject) {
+	const remedy = "see that the gateway's ServiceAccount may read it (`kubectl auth can-i list endpointslices --as ...`), and that its name is right"
+	text := fmt.Sprintf("pool %s: %d ready, %d not ready, %d ending", w.Name, w.Endpoints, w.NotReady, w.Terminating)
+	switch {
+	case w.Error != "":
+		s.fail("Kubernetes", remedy, "pool %s: %s", w.Name, w.Error)
+	case !w.Synced:
+		s.fail("Kubernetes", remedy, "pool %s has not been read yet", w.Name)
+	case w.Endpoints == 0:
+		s.fail("Kubernetes", "look at the pods: `kubectl get pods` with the pool's selector; a model that loads is not ready", "%s", text)
+	case w.Note != "":
+		s.warn("Kubernetes", "correct the pool", "%s; %s", text, w.Note)
+	default:
+		s.ok("Kubernetes", "%s", text)
+	}
 }
 
 func gatewayMesh(s *subject, g *picker.GossipStatus) {
