@@ -44,7 +44,7 @@ func (noPrompts) Resolve(_ context.Context, req *openai.Request, _ string) (prom
 
 // rig is a server with Envoy's side of it.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	server *Server
 	picker *picker.Picker
 	reg    *prometheus.Registry
@@ -162,7 +162,7 @@ type setup struct {
 	pick      func(context.Context, picker.Request) (picker.Decision, error) // nil: the picker's
 }
 
-func newRig(t *testing.T, s setup) *rig {
+func newRig(t testing.TB, s setup) *rig {
 	t.Helper()
 	if s.endpoints == nil {
 		s.endpoints = []string{"10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"}
@@ -225,7 +225,7 @@ func newRig(t *testing.T, s setup) *rig {
 // dial connects to a listener.
 func (r *rig) dial(listener int) *grpc.ClientConn {
 	r.t.Helper()
-	conn, err := grpc.NewClient(r.server.Addrs()[listener].String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(r.server.Addrs()[listener].String(), insecureClient())
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -233,9 +233,13 @@ func (r *rig) dial(listener int) *grpc.ClientConn {
 	return conn
 }
 
+func insecureClient() grpc.DialOption {
+	return grpc.WithTransportCredentials(insecure.NewCredentials())
+}
+
 // envoy is one stream, as Envoy has it.
 type envoy struct {
-	t      *testing.T
+	t      testing.TB
 	stream extprocv3.ExternalProcessor_ProcessClient
 	cancel context.CancelFunc
 }

@@ -64,6 +64,7 @@ type Server struct {
 	streams  atomic.Int64 // that pick
 	watchers atomic.Int64 // streams that observe
 	bodies   atomic.Int64 // bytes
+	disorder atomic.Int64 // when a stream out of order was last logged, Unix time in ns
 	observed atomic.Int64 // when an observing stream last began, Unix time in ns
 
 	draining context.Context // ends when no request is to be held any more
@@ -137,6 +138,7 @@ func (s *Server) grpc(options ...grpc.ServerOption) *grpc.Server {
 		grpc.MaxRecvMsgSize(int(s.opt.MaxBodyBytes)+1<<20),
 		grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(4*windowBytes),
 		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}), // a node that has gone
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)...)
 	healthv1.RegisterHealthServer(g, s.health)

@@ -162,7 +162,7 @@ func (c *session) message(m *extprocv3.ProcessingRequest) error {
 		if errors.As(err, &p) {
 			c.metrics.protocol.WithLabelValues(p.reason).Inc()
 		}
-		c.log.Warn("stream of Envoy out of order", keyRequestID, c.requestID, keyError, err)
+		c.disordered(err)
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	if m.GetRequestHeaders() != nil {
@@ -196,6 +196,16 @@ func (c *session) message(m *extprocv3.ProcessingRequest) error {
 	}
 	c.tell()
 	return nil
+}
+
+// disorderEvery is how often it is logged that Envoy sends what can't come: each request may have it, if it is configured so.
+const disorderEvery = time.Minute
+
+func (c *session) disordered(err error) {
+	now := time.Now().UnixNano()
+	if last := c.disorder.Load(); now-last > int64(disorderEvery) && c.disorder.CompareAndSwap(last, now) {
+		c.log.Warn("stream of Envoy out of order", keyRequestID, c.requestID, keyError, err)
+	}
 }
 
 // send sends messages. Caller holds c.mu.

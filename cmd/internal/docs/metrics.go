@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/extproc"
 	"github.com/grapevine-llm/grapevine/picker/pool"
 	"github.com/grapevine-llm/grapevine/picker/proxy"
 )
@@ -58,7 +59,7 @@ func table(b *strings.Builder, list []metric) {
 	}
 }
 
-// gatewayMetrics lists what picker, proxy and pool register, by name.
+// gatewayMetrics lists what picker, proxy, pool and extproc register, by name.
 func gatewayMetrics() ([]metric, error) {
 	var r recorder
 	cfg := picker.Default()
@@ -71,6 +72,9 @@ func gatewayMetrics() ([]metric, error) {
 		return nil, err
 	}
 	if _, err := pool.New(pool.Config{}, nil, &r); err != nil {
+		return nil, err
+	}
+	if _, err := extproc.New(extproc.Default(), extproc.Options{Picker: p, Registerer: &r}); err != nil {
 		return nil, err
 	}
 	return sorted(r.metrics), r.err
