@@ -89,6 +89,14 @@ sim-full: build ## the same for all fleets, engines, arrivals and policies: hour
 sim-check: ## a part of an agents' trace (TRACES=folder with cc-traces) through the simulator and through real processes, side by side: six minutes
 	@GRAPEVINE_TRACES="$(TRACES)" $(GO) test ./test/e2e -run TestFleetAsSimulated -count=1 -v -timeout 15m
 
+.PHONY: images
+images: ## container images, with docker, podman or buildah (ARGS="--registry R --tag T --push"); without a builder see test-images
+	@scripts/images.sh $(ARGS)
+
+.PHONY: test-images
+test-images: deps ## the images' contents without a builder: made in bin/images, each started alone there (needs root)
+	@scripts/images.sh --rootfs $(BIN)/images $(ARGS)
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(BIN)
