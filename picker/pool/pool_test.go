@@ -215,6 +215,11 @@ func TestPoolChanges(t *testing.T) {
 	r.wants(t)
 	a.put(poolsPath, "llama", poolJSON("green", 9000))
 	r.wants(t, "10.0.0.2:9000")
+	a.put(poolsPath, "llama", `{"spec":{"targetPorts":[{"number":9000}]}}`)
+	r.wants(t)
+	if got := r.Status()[0].Note; !strings.Contains(got, "selector is empty") {
+		t.Errorf("note %q", got)
+	}
 }
 
 func sliceJSON(family string, members string) string {

@@ -67,7 +67,7 @@ func (p *inferencePool) tend(ctx context.Context, wg *sync.WaitGroup) {
 		return
 	}
 	spec, exists := p.current()
-	if !exists {
+	if !exists || spec.selector == "" {
 		p.pods, p.next = p.pods.end(), p.next.end()
 		return
 	}
@@ -117,6 +117,9 @@ func (p *inferencePool) look() (out set, known bool) {
 	spec, exists := p.current()
 	if !exists {
 		return set{endpoints: []string{}, note: "there is no such InferencePool"}, true
+	}
+	if spec.selector == "" { // the CRD forbids it; to the API server it would mean every pod
+		return set{endpoints: []string{}, note: "its selector is empty: nothing is selected"}, true
 	}
 	if p.pods == nil || !p.pods.isSynced() {
 		return set{}, false
