@@ -18,6 +18,13 @@ func (x *exam) agent(ctx context.Context, s *subject, base string) {
 		return
 	}
 	s.version = st.Version
+	if w := st.Waiting; w != nil {
+		check := "keys"
+		if strings.Contains(w.Reason, "seed") {
+			check = "seed"
+		}
+		s.fail(check, w.Remedy, "not in the mesh: %s: %s", w.Reason, w.Error)
+	}
 	for i := range st.Engines {
 		e := &st.Engines[i]
 		if beside(base) {

@@ -277,6 +277,28 @@ func TestWrongKey(t *testing.T) {
 	expect(t, r, "gossip", "TCP", NotChecked, "keys can't be read")
 }
 
+// An agent whose Secret is not there yet stays up and says so.
+func TestAgentWithoutKeysOrSeed(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	for check, change := range map[string]func(c *agent.Config){
+		"keys": func(c *agent.Config) { c.Gossip.KeyFile = missing },
+		"seed": func(c *agent.Config) { c.SeedFile = missing },
+	} {
+		ac := agent.Default()
+		ac.Engine, ac.GPUs, ac.MetricsListen = []string{"http://127.0.0.1:1"}, "none", "127.0.0.1:0"
+		ac.Gossip.Bind = "127.0.0.1:0"
+		change(&ac)
+		a, err := agent.New(ac)
+		if err != nil {
+			t.Fatal(err)
+		}
+		background(t, a.Run)
+		c := Default()
+		c.Agent = []string{"http://" + a.AdminAddr()}
+		expect(t, examine(t, c), "agent", check, Failed, "not in the mesh: no ")
+	}
+}
+
 func TestWrongLabel(t *testing.T) {
 	f := startFleet(t, options{agent: func(c *agent.Config) { c.Gossip.Label = "red" }})
 	eventually(t, "the agent has tried", func() bool {
@@ -447,7 +469,7 @@ func TestEndpointsWithoutAgents(t *testing.T) {
 	})
 	r := examine(t, f.config())
 	expect(t, r, "agent", "gateways", Failed, "no gateway of its pool")
-	expect(t, r, "gateway", "agents", Failed, "none of 1 endpoint")
+	expect(t, r, "gateway", "agents", Failed, "no endpoint has an agent (1)")
 	expect(t, r, "gateway", "warm", Warning, "without a digest")
 }
 

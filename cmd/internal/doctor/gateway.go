@@ -121,11 +121,11 @@ func gatewayEndpoints(s *subject, st *gatewayStatus) {
 	stale := which(all, func(e *picker.EndpointStatus) bool { return e.Stale })
 	switch {
 	case len(bare) == len(all):
-		s.fail("agents", "do agents run beside the engines, and do they join this gateway? Ask one with --agent", "none of %s has an agent", plural(len(all), "endpoint"))
+		s.fail("agents", "do agents run beside the engines, and do they join this gateway? Ask one with --agent", "no endpoint has an agent (%d)", len(all))
 	case len(bare) > 0:
-		s.warn("agents", "run an agent beside each: those without are used by their load only; the address that an agent tells must be the one that the pool names", "%d of %s without an agent: %s", len(bare), plural(len(all), "endpoint"), some(bare))
+		s.warn("agents", "run an agent beside each: those without are used by their load only; the address that an agent tells must be the one that the pool names", "%d of %d endpoints without an agent: %s", len(bare), len(all), some(bare))
 	default:
-		s.ok("agents", "all of %s have one", plural(len(all), "endpoint"))
+		s.ok("agents", "every endpoint has one (%d)", len(all))
 	}
 	old := which(all, func(e *picker.EndpointStatus) bool { return !e.Stale && e.DigestAgeMs > oldDigestMs })
 	const remedyAge = "does the agent run, and do its UDP packets come through? Probe it with --join, and see that it has CPU"

@@ -141,14 +141,13 @@ func (x *exam) node(ctx context.Context, s *subject, addr netip.AddrPort) {
 
 // refusal says what an error of the probe means.
 func (x *exam) refusal(s *subject, err error) {
-	keys := plural(len(x.keys), "key")
 	label := func() { s.ok("label", "the node takes the label %q", x.cfg.Gossip.Label) }
 	noUDP := func() { s.skip("UDP", "nodes do not answer packets of strangers") }
 	switch {
 	case errors.Is(err, mesh.ErrOtherKey):
 		s.ok("TCP", "connected")
 		label()
-		s.fail("keys", remedyKey, "wrong key: the node uses none of the %s in %s", keys, x.cfg.Gossip.KeyFile)
+		s.fail("keys", remedyKey, "wrong key: the node uses no key of %s", x.cfg.Gossip.KeyFile)
 		noUDP()
 	case errors.Is(err, mesh.ErrKeyWanted):
 		s.ok("TCP", "connected")
