@@ -126,8 +126,8 @@ func (f *fleet) last(t *testing.T) receipt {
 	return r
 }
 
-// load is what waits and runs as the first gateway has it.
-type load struct {
+// status is what waits and runs as a gateway has it.
+type status struct {
 	Endpoints []struct {
 		ID          string `json:"id"`
 		Outstanding int    `json:"outstanding"`
@@ -139,7 +139,7 @@ type load struct {
 }
 
 func (f *fleet) load() (outstanding, held int, err error) {
-	var l load
+	var l status
 	err = f.GetJSON(f.Gateways[0].Admin+"/status", &l)
 	for _, e := range l.Endpoints {
 		outstanding += e.Outstanding
@@ -403,7 +403,7 @@ func TestEngineKilledAtWork(t *testing.T) {
 	}()
 	f.reaches(t, 5*time.Second, 1, 0)
 	time.Sleep(300 * time.Millisecond)
-	var l load
+	var l status
 	if err := f.GetJSON(f.Gateways[0].Admin+"/status", &l); err != nil {
 		t.Fatal(err)
 	}
