@@ -18,6 +18,7 @@ type pod struct {
 	name    string
 	answer  http.HandlerFunc // nil: chunks of a stream; runs when the body has been read
 	release chan struct{}    // a stream's rest waits for it if it is not nil
+	forget  bool             // requests are not noted
 
 	mu   sync.Mutex // guards seen
 	seen []seen
@@ -72,6 +73,11 @@ func wholeStream() string {
 }
 
 func (p *pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if p.forget {
+		_, _ = io.Copy(io.Discard, r.Body)
+		p.answer(w, r)
+		return
+	}
 	hash := sha256.New()
 	n, err := io.Copy(hash, r.Body)
 	p.mu.Lock()
