@@ -18,7 +18,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/spf13/cobra"
 
-	"github.com/grapevine-llm/grapevine/picker/proxy"
+	"github.com/grapevine-llm/grapevine/picker/recording"
 )
 
 // traceOptions are the flags of `grapevine trace`.
@@ -203,7 +203,7 @@ func (t *traceTaker) take(r io.Reader, heard func()) error {
 }
 
 func (t *traceTaker) status(line []byte) error {
-	var said struct{ Recording proxy.RecordingStatus }
+	var said struct{ Recording recording.Status }
 	if err := json.Unmarshal(line, &said); err != nil {
 		return fmt.Errorf("read the gateway's status: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/webui"
 )
 
-// Admin serves operators: metrics, status, receipts, explain, recordings (see RecordingStatus),
+// Admin serves operators: metrics, status, receipts, explain, recordings (see package recording),
 // profiles and the live page. It must not share a listener with clients.
 func (p *Proxy) Admin(metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
@@ -27,7 +27,7 @@ func (p *Proxy) Admin(metrics prometheus.Gatherer) http.Handler {
 	mux.HandleFunc("GET /receipts", p.receipts)
 	mux.HandleFunc("GET /receipts/{id}", p.receipt)
 	mux.HandleFunc("POST /explain", p.explain)
-	mux.HandleFunc("GET /trace", p.trace)
+	mux.Handle("GET /trace", p.recorder)
 	mux.HandleFunc("GET /health", p.health)
 	// For a supervisor that restarts: an empty pool or a drain is no reason to.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

@@ -17,8 +17,6 @@ type metrics struct {
 	own       prometheus.Histogram     // seconds
 	firstByte *prometheus.HistogramVec // policy, seconds
 	inFlight  prometheus.Gauge
-	recorders prometheus.Gauge
-	lostLines prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -30,11 +28,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		own:       prometheus.NewHistogram(prometheus.HistogramOpts{Name: "grapevine_gateway_own_seconds", Help: "Gateway's own time per request: from its body read to the request sent on, without the time that it was held.", Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14)}),
 		firstByte: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "grapevine_gateway_ttft_seconds", Help: "From the request's headers read to the first output forwarded, for streamed answers, by routing policy.", Buckets: prometheus.ExponentialBuckets(5e-3, 2, 15)}, []string{"policy"}),
 		inFlight:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "grapevine_gateway_requests_in_flight", Help: "Requests in progress, held ones included."}),
-		recorders: prometheus.NewGauge(prometheus.GaugeOpts{Name: "grapevine_gateway_recordings", Help: "Recordings of the traffic that run (grapevine trace)."}),
-		lostLines: prometheus.NewCounter(prometheus.CounterOpts{Name: "grapevine_gateway_recording_lost_total", Help: "Requests that are missing in recordings because their readers were too slow."}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.requests, m.retries, m.aborted, m.bodies, m.own, m.firstByte, m.inFlight, m.recorders, m.lostLines)
+		reg.MustRegister(m.requests, m.retries, m.aborted, m.bodies, m.own, m.firstByte, m.inFlight)
 	}
 	return m
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/inbound"
 	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
+	"github.com/grapevine-llm/grapevine/picker/recording"
 )
 
 // Config of a Proxy. The zero value of a limit means its default.
@@ -131,7 +132,7 @@ type Proxy struct {
 	draining    atomic.Bool
 	slots       chan struct{} // one per request in progress
 	bodies      atomic.Int64  // bytes of their bodies
-	traces      recordings
+	recorder    *recording.Recorder
 	joined      chan struct{} // endpoints may be new: see Run
 }
 
@@ -168,7 +169,9 @@ func New(cfg Config, p *picker.Picker, r Resolver, log *slog.Logger, reg prometh
 		budget: retryBudget{share: cfg.MaxRetryShare},
 		deaths: newDeathList(),
 		slots:  make(chan struct{}, cfg.MaxConcurrent),
-		traces: recordings{maxBytes: maxRecordedBytes},
+		recorder: recording.New(recording.Config{
+			BlockSizes: p.BlockSizes, Hasher: p.Hasher(), WriteTimeout: cfg.ClientTimeout, Registerer: reg,
+		}),
 	}, nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/inbound"
 	"github.com/grapevine-llm/grapevine/picker/openai"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
+	"github.com/grapevine-llm/grapevine/picker/recording"
 )
 
 // call is one client's request on its way.
@@ -44,14 +45,14 @@ type call struct {
 	cutShort  bool // the answer must not look complete
 	events    int  // of the stream that went to the client
 
-	outcome picker.Outcome // of the last try
-	traces  []*recording   // that it belongs to
+	outcome    picker.Outcome       // of the last try
+	recordings recording.Membership // that it belongs to
 }
 
 // serve picks an endpoint for a request and forwards it.
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	c := &call{w: w, r: r, arrived: time.Now(), id: inbound.RequestID(r.Header)}
-	c.traces = p.traces.begin(c.arrived)
+	c.recordings = p.recorder.Begin(c.arrived)
 	w.Header().Set("X-Request-Id", c.id)
 	select {
 	case p.slots <- struct{}{}:
@@ -163,7 +164,7 @@ func (p *Proxy) request(r *http.Request, req *openai.Request, id string, withPro
 
 // wantsPrompts reports whether anybody looks at what a prompt's tokens are.
 func (p *Proxy) wantsPrompts() bool {
-	return p.cfg.ForwardTokenIDs || p.picker.ReadsPrompts() || len(p.traces.running()) > 0
+	return p.cfg.ForwardTokenIDs || p.picker.ReadsPrompts() || p.recorder.Running() > 0
 }
 
 // refuse answers an error of the picker.

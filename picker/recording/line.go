@@ -1,4 +1,4 @@
-package proxy
+package recording
 
 import (
 	"crypto/aes"
@@ -22,9 +22,9 @@ import (
 	"github.com/grapevine-llm/grapevine/picker/openai"
 )
 
-// recordedLine is one request of a recording. It holds neither text nor token ids, and of hashes and names only what their
+// line is one request of a recording. It holds neither text nor token ids, and of hashes and names only what their
 // key makes of them: equal where they are equal in this recording, and nothing else.
-type recordedLine struct {
+type line struct {
 	Timestamp    float64  `json:"timestamp"`     // arrival, ms since the recording began
 	InputLength  int      `json:"input_length"`  // tokens
 	OutputLength int      `json:"output_length"` // tokens
@@ -46,13 +46,13 @@ type recording struct {
 	duration    time.Duration // requests that come later are not in it; 0: all are
 	blockTokens int
 	maxBytes    int
-	key         recordingKey
+	key         key
 	stopped     atomic.Bool // nobody reads it any more
 
 	mu        sync.Mutex // guards what follows
-	sessions  *recordedSessions
+	sessions  *sessions
 	waiting   []byte // lines for the reader
-	status    RecordingStatus
+	status    Status
 	reported  int // requests whose answers said how long they were
 	generated int // tokens of these
 }
@@ -64,8 +64,8 @@ func newRecording(now time.Time, sizes []int, maxBytes int) *recording {
 		size = slices.Min(sizes)
 	}
 	return &recording{
-		start: now, blockTokens: size, maxBytes: maxBytes, key: newRecordingKey(), sessions: newRecordedSessions(),
-		status: RecordingStatus{BlockTokens: size},
+		start: now, blockTokens: size, maxBytes: maxBytes, key: newKey(), sessions: newSessions(),
+		status: Status{BlockTokens: size},
 	}
 }
 
@@ -88,11 +88,11 @@ func (r *recording) begin(now time.Time) {
 }
 
 // add takes in a request that ended now. False: its line is lost.
-func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
-	if !r.covers(c.arrived) {
+func (r *recording) add(c *Call, now time.Time, h blockhash.Hasher) bool {
+	if !r.covers(c.Arrived) {
 		return true
 	}
-	if other := c.req != nil && !generates(c.req.Kind); other || c.status/100 != 2 {
+	if other := c.Request != nil && !generates(c.Request.Kind); other || c.Status/100 != 2 {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.status.InProgress--
@@ -101,15 +101,15 @@ func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
 		}
 		return true
 	}
-	line := recordedLine{Timestamp: msOf(max(0, c.arrived.Sub(r.start))), BlockTokens: r.blockTokens}
-	o := &c.outcome
-	if line.InputLength = o.PromptTokens; line.InputLength == 0 {
-		line.InputLength = max(1, c.pick.PromptTokens, len(c.pick.TokenIDs))
-		line.InputEstimated = c.pick.TokenIDs == nil && c.pick.Chains == nil || c.prompt.Partial
+	l := line{Timestamp: msOf(max(0, c.Arrived.Sub(r.start))), BlockTokens: r.blockTokens}
+	o := &c.Outcome
+	if l.InputLength = o.PromptTokens; l.InputLength == 0 {
+		l.InputLength = max(1, c.Pick.PromptTokens, len(c.Pick.TokenIDs))
+		l.InputEstimated = c.Pick.TokenIDs == nil && c.Pick.Chains == nil || c.Partial
 	}
-	line.HashIDs = r.hashIDs(c, h)
-	line.HashIDs = line.HashIDs[:min(len(line.HashIDs), line.InputLength/r.blockTokens)]
-	session := r.key.name(c.pick.Session)
+	l.HashIDs = r.hashIDs(c, h)
+	l.HashIDs = l.HashIDs[:min(len(l.HashIDs), l.InputLength/r.blockTokens)]
+	session := r.key.name(c.Pick.Session)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,23 +117,23 @@ func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
 	r.status.Requests++
 	switch {
 	case o.PromptTokens > 0: // then there was a usage
-		line.OutputLength = o.OutputTokens
+		l.OutputLength = o.OutputTokens
 		r.reported++
 		r.generated += o.OutputTokens
-	case c.streaming: // about one token an event, beside the first and the last
-		line.OutputLength, line.OutputEstimated = max(1, c.events-2), true
+	case c.Streaming: // about one token an event, beside the first and the last
+		l.OutputLength, l.OutputEstimated = max(1, c.Events-2), true
 	default:
-		line.OutputLength, line.OutputEstimated = max(1, r.generated/max(1, r.reported)), true
-		if limit := c.pick.MaxOutputTokens; limit > 0 {
-			line.OutputLength = min(line.OutputLength, limit)
+		l.OutputLength, l.OutputEstimated = max(1, r.generated/max(1, r.reported)), true
+		if limit := c.Pick.MaxOutputTokens; limit > 0 {
+			l.OutputLength = min(l.OutputLength, limit)
 		}
 	}
 	if session != "" {
 		var think time.Duration
-		line.Session, think = r.sessions.place(session, c.arrived.Sub(r.start), now.Sub(r.start))
-		line.ThinkMs = msOf(think)
+		l.Session, think = r.sessions.place(session, c.Arrived.Sub(r.start), now.Sub(r.start))
+		l.ThinkMs = msOf(think)
 	}
-	text, err := json.Marshal(&line)
+	text, err := json.Marshal(&l)
 	if err != nil || len(r.waiting)+len(text) >= r.maxBytes {
 		r.status.Lost++
 		return false
@@ -143,22 +143,22 @@ func (r *recording) add(c *call, now time.Time, h blockhash.Hasher) bool {
 }
 
 // take returns the lines that wait, and goes on with dst's memory. Complete: there will be no more.
-func (r *recording) take(dst []byte, now time.Time) (lines []byte, s RecordingStatus, complete bool) {
+func (r *recording) take(dst []byte, now time.Time) (lines []byte, s Status, complete bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	lines, r.waiting = r.waiting, dst
 	s = r.status
 	s.Seconds = math.Round(now.Sub(r.start).Seconds()*1e3) / 1e3
-	return lines, s, s.InProgress == 0 && !r.covers(now.Add(-recordedEvery))
+	return lines, s, s.InProgress == 0 && !r.covers(now.Add(-every))
 }
 
 // hashIDs are the keyed hashes of the prompt's full blocks; none if the prompt is not known.
-func (r *recording) hashIDs(c *call, h blockhash.Hasher) []uint64 {
+func (r *recording) hashIDs(c *Call, h blockhash.Hasher) []uint64 {
 	var chain []blockhash.Hash
-	if i := slices.IndexFunc(c.pick.Chains, func(x blockhash.Chain) bool { return x.BlockSize == r.blockTokens }); i >= 0 {
-		chain = c.pick.Chains[i].Hashes
+	if i := slices.IndexFunc(c.Pick.Chains, func(x blockhash.Chain) bool { return x.BlockSize == r.blockTokens }); i >= 0 {
+		chain = c.Pick.Chains[i].Hashes
 	} else {
-		chain = h.AppendChain(nil, h.Root(c.pick.Extras...), c.pick.TokenIDs, r.blockTokens)
+		chain = h.AppendChain(nil, h.Root(c.Pick.Extras...), c.Pick.TokenIDs, r.blockTokens)
 	}
 	return r.key.ids(chain)
 }
@@ -166,21 +166,21 @@ func (r *recording) hashIDs(c *call, h blockhash.Hasher) []uint64 {
 // msOf is a duration in ms, whole microseconds.
 func msOf(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
-// recordingKey hides what a recording's hashes and names are of. It is random, one recording's alone, and leaves the process
+// key hides what a recording's hashes and names are of. It is random, one recording's alone, and leaves the process
 // in no way: who has a recording can't test whether a known prompt or name is in it, nor compare it with another recording.
-type recordingKey struct {
+type key struct {
 	blocks cipher.Block
 	names  []byte
 }
 
-func newRecordingKey() recordingKey {
-	var key [64]byte
-	_, _ = rand.Read(key[:]) // never fails
-	blocks, err := aes.NewCipher(key[:32])
+func newKey() key {
+	var secret [64]byte
+	_, _ = rand.Read(secret[:]) // never fails
+	blocks, err := aes.NewCipher(secret[:32])
 	if err != nil {
 		panic(err) // 32 bytes are a key
 	}
-	return recordingKey{blocks, key[32:]}
+	return key{blocks, secret[32:]}
 }
 
 // idBits keeps ids exact in JSON readers that make floating-point numbers of them. Of 10 million blocks, two have the same
@@ -188,7 +188,7 @@ func newRecordingKey() recordingKey {
 const idBits = 53
 
 // ids maps block hashes: AES under the key is a pseudorandom permutation, of which idBits are kept.
-func (k *recordingKey) ids(chain []blockhash.Hash) []uint64 {
+func (k *key) ids(chain []blockhash.Hash) []uint64 {
 	out := make([]uint64, len(chain))
 	var in, sealed [aes.BlockSize]byte
 	for i, hash := range chain {
@@ -200,7 +200,7 @@ func (k *recordingKey) ids(chain []blockhash.Hash) []uint64 {
 }
 
 // name maps a session's name; "" stays.
-func (k *recordingKey) name(session string) string {
+func (k *key) name(session string) string {
 	if session == "" {
 		return ""
 	}
@@ -210,30 +210,30 @@ func (k *recordingKey) name(session string) string {
 }
 
 const (
-	maxRecordedSessions = 1 << 14 // the last ones
-	maxLanes            = 256     // of a session
+	maxSessions = 1 << 14 // the last ones
+	maxLanes    = 256     // of a session
 	// handOver is how late a gateway may be to know that an answer has ended: its client has the last event before, and may
 	// have sent the next call.
 	handOver = 50 * time.Millisecond
 )
 
-// recordedSessions knows when the calls of each session ended. A call that came while others of its session ran did not wait
+// sessions knows when the calls of each session ended. A call that came while others of its session ran did not wait
 // for these, so it counts as another session, a lane of the first: in each lane a call begins after the one before has ended.
-type recordedSessions struct {
+type sessions struct {
 	lru *simplelru.LRU[string, []time.Duration] // by name, the last end of each lane
 }
 
-func newRecordedSessions() *recordedSessions {
-	lru, err := simplelru.NewLRU[string, []time.Duration](maxRecordedSessions, nil)
+func newSessions() *sessions {
+	lru, err := simplelru.NewLRU[string, []time.Duration](maxSessions, nil)
 	if err != nil {
 		panic(err) // the size is positive
 	}
-	return &recordedSessions{lru}
+	return &sessions{lru}
 }
 
 // place finds the lane of a call that has just ended, and how long it came after the lane's call before (0 for the first). The
 // name is empty for a call beside maxLanes others.
-func (s *recordedSessions) place(session string, arrived, ended time.Duration) (name string, think time.Duration) {
+func (s *sessions) place(session string, arrived, ended time.Duration) (name string, think time.Duration) {
 	ends, _ := s.lru.Get(session)
 	lane := -1 // the one that ended last of those that ended before
 	for i, end := range ends {
