@@ -29,8 +29,12 @@ const (
 
 const authorityName = "grapevine-injector-ca"
 
-// backdate is how much the clocks of API server and injector may differ.
-const backdate = 5 * time.Minute
+// maxBackdate is how much the clocks of API server and injector may differ.
+const maxBackdate = 5 * time.Minute
+
+// backdate is the time before a certificate's making at which it holds already. It
+// is a small part of the life, of which due takes thirds.
+func backdate(life time.Duration) time.Duration { return min(maxBackdate, life/10) }
 
 // plan is what certificates are wanted.
 type plan struct {
@@ -106,7 +110,7 @@ func newAuthority(now time.Time, life time.Duration) (certPEM, keyPEM []byte, er
 		return nil, nil, fmt.Errorf("make CA key: %w", err)
 	}
 	return sign(key, key, nil, &x509.Certificate{
-		Subject: pkix.Name{CommonName: authorityName}, NotBefore: now.Add(-backdate), NotAfter: now.Add(life),
+		Subject: pkix.Name{CommonName: authorityName}, NotBefore: now.Add(-backdate(life)), NotAfter: now.Add(life),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	})
 }
@@ -121,7 +125,7 @@ func (p plan) issue(now time.Time, ca tls.Certificate) (certPEM, keyPEM []byte, 
 		return nil, nil, errors.New("CA key is of another kind than ECDSA")
 	}
 	c := &x509.Certificate{
-		Subject: pkix.Name{CommonName: p.names[0]}, NotBefore: now.Add(-backdate), NotAfter: now.Add(p.certLife),
+		Subject: pkix.Name{CommonName: p.names[0]}, NotBefore: now.Add(-backdate(p.certLife)), NotAfter: now.Add(p.certLife),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	if c.NotAfter.After(ca.Leaf.NotAfter) {

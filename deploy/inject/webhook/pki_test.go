@@ -33,15 +33,32 @@ func renew(t *testing.T, now time.Time, data map[string][]byte, trusted bool) ma
 	return next
 }
 
-// TestTwoYears walks through rotation after rotation. At every check, each client
+// TestRotations walks through rotation after rotation, with lives as they are and
+// with very short ones. At every check, each client
 // accepts each server: clients with the bundle of this or the check before, servers
 // with the certificate of this or the check before.
-func TestTwoYears(t *testing.T) {
+func TestRotations(t *testing.T) {
+	t.Run("two years", func(t *testing.T) { rotations(t, testPlan, 2*365*24*time.Hour, 6*time.Hour) })
+	t.Run("a quarter of an hour", func(t *testing.T) {
+		p := testPlan
+		p.caLife, p.certLife = 45*time.Second, 30*time.Second
+		rotations(t, p, 15*time.Minute, time.Second)
+	})
+}
+
+func rotations(t *testing.T, p plan, during, step time.Duration) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	data := renew(t, now, nil, false)
+	renew := func(data map[string][]byte, trusted bool) map[string][]byte {
+		next, err := p.renew(now, data, trusted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return next
+	}
+	data := renew(nil, false)
 	authorities, servings := 1, 1
-	for end, step := now.Add(2*365*24*time.Hour), 6*time.Hour; now.Before(end); now = now.Add(step) {
-		next := renew(t, now, data, true)
+	for end := now.Add(during); now.Before(end); now = now.Add(step) {
+		next := renew(data, true)
 		if !bytes.Equal(next[caCert], data[caCert]) {
 			authorities++
 			if !bytes.Equal(next[tlsCert], data[tlsCert]) {
@@ -62,8 +79,8 @@ func TestTwoYears(t *testing.T) {
 		}
 		data = next
 	}
-	if authorities < 3 || servings < 30 {
-		t.Errorf("%d CAs and %d serving certificates in two years", authorities, servings)
+	if most := int(during / (p.caLife / 2)); authorities < 3 || authorities > most || servings < authorities || servings > 4*int(during/p.certLife) {
+		t.Errorf("%d CAs and %d serving certificates in %v", authorities, servings, during)
 	}
 }
 
