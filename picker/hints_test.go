@@ -140,6 +140,36 @@ func TestGatewaysKnowEachOthersRequests(t *testing.T) {
 	}
 }
 
+// TestWorkWeighsMoreWhereMoreWaits: what a choice adds for others counts once more for each request that an endpoint has to serve
+// of those held, by any gateway.
+func TestWorkWeighsMoreWhereMoreWaits(t *testing.T) {
+	g := newGateways(t, 2, 2)
+	weight := func() float64 {
+		t.Helper()
+		r, err := g.all[0].picker.Explain(t.Context(), Request{ID: "x", TokenIDs: prompt(99, 8000)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Candidates[0].Spread / r.Candidates[0].Prefill
+	}
+	if got := weight(); got != 1 {
+		t.Errorf("with nothing held it counts %v times, want once", got)
+	}
+	for i := range 5 { // two go to the endpoints, three wait
+		g.submit(1, fmt.Sprint("first ", i), prompt(uint64(i), 8000))
+	}
+	if g.pass(hintPause); weight() != 2.5 {
+		t.Errorf("with 3 held for 2 endpoints it counts %v times, want 2.5", weight())
+	}
+	for i := range 100 {
+		g.submit(0, fmt.Sprint("second ", i), prompt(uint64(100+i), 8000))
+	}
+	g.pass(time.Millisecond)
+	if got := weight(); got != mostCrowding {
+		t.Errorf("with 103 held it counts %v times, want at most %v", got, mostCrowding)
+	}
+}
+
 func TestGatewaysMarkForEachOther(t *testing.T) {
 	g := newGateways(t, 2, 2)
 	shared := prompt(1, 8000)

@@ -37,7 +37,19 @@ func (p *Picker) advance(now time.Time, t *table) {
 			t.open = append(t.open, i)
 		}
 	}
+	p.crowd = p.crowding(now, len(t.lanes))
 	t.advanced = now
+}
+
+// mostCrowding is the most that work for others counts. Twice as much, or half, changes little.
+const mostCrowding = 8
+
+// crowding is how much the work that a request makes counts for others: once where nothing waits, since it is in the way of whoever
+// comes next; and once more for each held request that an endpoint has to serve, since all of them wait as much longer. So
+// the fuller the fleet is, the more a cached prefix is worth a wait.
+func (p *Picker) crowding(now time.Time, endpoints int) float64 {
+	held := p.queue.Len() + p.hints.book.Held(now)
+	return min(mostCrowding, 1+float64(held)/float64(max(1, endpoints)))
 }
 
 // age brings a lane up to now between two bookings.

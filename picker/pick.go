@@ -62,6 +62,7 @@ type Picker struct {
 	trouble     bool   // some endpoint may be excluded or out
 	refreshed   time.Time
 	fleet       fleetSpeed
+	crowd       float64 // see crowding
 	meanPrefill float64
 	meanOutput  float64
 	reuse       float64

@@ -72,9 +72,10 @@ func (p *Picker) price(now time.Time, q *query) []score.Candidate {
 	return p.candidates
 }
 
-// scored is what score has to know of q.
+// scored is what score has to know of q. The table must have been advanced.
 func (p *Picker) scored(q *query) score.Request {
-	return score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req), Fleet: p.fleet.prefill, Reuse: p.reuse}
+	others := p.fleet.prefill.Scaled(1 / p.crowd)
+	return score.Request{PromptTokens: q.tokens, OutputTokens: p.expectedOutput(&q.req), Fleet: others, Reuse: p.reuse}
 }
 
 // prepare adds to an endpoint's facts what depends on the request.

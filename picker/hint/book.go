@@ -62,6 +62,17 @@ func (b *Book[V]) Before(now time.Time, own uint64, turn func(node uint64) uint6
 	return all, holding
 }
 
+// Held returns how many requests the gateways heard of lately hold.
+func (b *Book[V]) Held(now time.Time) int {
+	held := 0
+	for _, g := range b.gateways {
+		if now.Sub(g.heard) < heldFor {
+			held += g.held
+		}
+	}
+	return held
+}
+
 // Hear notes that a packet of a gateway has come at now, with its number and how many requests it holds. It reports false for a
 // gateway that is one too many: its packet is not to be used.
 func (b *Book[V]) Hear(now time.Time, node, number uint64, held int) bool {

@@ -285,6 +285,9 @@ func TestBefore(t *testing.T) {
 			t.Errorf("before %d: %d gateways, %d hold requests; want %d, %d", test.own, all, holding, test.all, test.holding)
 		}
 	}
+	if got := b.Held(now); got != 6 {
+		t.Errorf("%d requests held, want 6: the silent gateway's do not count", got)
+	}
 }
 
 func TestHeldIsSaidAgain(t *testing.T) {

@@ -5,7 +5,7 @@
 //	c = own uncached prefill + g x the same at the fleet's mean speed + displacement + lower-tier load + decode interference + load
 //
 // The second helping of prefill, g, is the work that the choice adds for everybody else: choosing by one's own time to
-// first token alone recomputes shared prefixes and loses under load. It is counted at the mean speed, for a second of a slow
+// first token alone recomputes shared prefixes and loses under load, the more so the more requests wait. It is counted at the mean speed, for a second of a slow
 // endpoint is worth less: with the endpoints' own speeds everybody crowds onto the fast ones until nothing stays in their caches.
 // Displacement is the recompute work that the request's new blocks cause by evicting blocks of others: the more of the traffic
 // finds its blocks again the more of it. Beside the price stands the expected wait: how long until the
@@ -94,7 +94,7 @@ type Request struct {
 	PromptTokens int
 	OutputTokens int // expected
 	// Fleet is the mean prefill cost of the endpoints: what a choice adds for others is priced by it, since a slow endpoint's
-	// time is worth less. The zero Model means the endpoint's own.
+	// time is worth less; times as many as are in its way. The zero Model means the endpoint's own.
 	Fleet Model
 	// Reuse is the share of prompt tokens that were found in caches lately, 0 to 1: where little comes again, little is lost
 	// by an eviction.
