@@ -8,6 +8,7 @@ import (
 	"github.com/grapevine-llm/grapevine/agent"
 	"github.com/grapevine-llm/grapevine/cmd/internal/config"
 	"github.com/grapevine-llm/grapevine/cmd/internal/gatewaycmd"
+	"github.com/grapevine-llm/grapevine/deploy/inject/webhook"
 )
 
 const configurationHead = "# Configuration\n\n" + generated + `
@@ -41,6 +42,8 @@ func Configuration() string {
 	b.WriteString(config.Markdown(gatewaycmd.Default()))
 	b.WriteString("\n## Agent\n\n`agent` and `grapevine agent` are the same program. Only `engine` has no default.\n\n")
 	b.WriteString(config.Markdown(agent.Default()))
+	b.WriteString("\n## Injector\n\n`injector` is the webhook on Kubernetes. `grapevine inject` has the settings of what is injected, and `--file`, `--namespace-label`,\n`--patch` and `--json`.\n\n")
+	b.WriteString(config.Markdown(webhook.Default()))
 	return b.String()
 }
 

@@ -80,7 +80,7 @@ func TestPagesNameWhatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := map[string]bool{}
-	for _, m := range append(gateway, agents...) {
+	for _, m := range slices.Concat(gateway, agents, injectorMetrics()) {
 		known[m.name] = true
 		if m.kind == "histogram" {
 			known[m.name+"_bucket"], known[m.name+"_sum"], known[m.name+"_count"] = true, true, true

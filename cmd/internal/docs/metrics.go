@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/grapevine-llm/grapevine/deploy/inject/webhook"
 	"github.com/grapevine-llm/grapevine/picker"
 	"github.com/grapevine-llm/grapevine/picker/extproc"
 	"github.com/grapevine-llm/grapevine/picker/pool"
@@ -45,7 +46,16 @@ func Metrics(agentDir string) (string, error) {
 	table(&b, gateway)
 	b.WriteString("\n## Agent\n\n")
 	table(&b, agent)
+	b.WriteString("\n## Injector\n\nOn `--admin-listen` (:8081).\n\n")
+	table(&b, injectorMetrics())
 	return b.String(), nil
+}
+
+// injectorMetrics lists what the webhook registers.
+func injectorMetrics() []metric {
+	var r recorder
+	webhook.Describe(&r)
+	return sorted(r.metrics)
 }
 
 func table(b *strings.Builder, list []metric) {

@@ -16,6 +16,9 @@ type metrics struct {
 	ok                   prometheus.Gauge
 }
 
+// Describe registers the metrics of a Server, for those who list them.
+func Describe(reg prometheus.Registerer) { newMetrics(reg) }
+
 func newMetrics(reg prometheus.Registerer) *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
