@@ -146,6 +146,8 @@ func (e *engine) whyNot(pod *corev1.Pod) (reason, hint string) {
 		return "the arguments stand in a shell script, which is not touched", ""
 	case e.opaque:
 		return "the container's arguments are not to be seen", ""
+	case e.wrapper != "":
+		return fmt.Sprintf("the engine is started by %s, which may not pass arguments on", e.wrapper), ""
 	case e.flags.has("config"):
 		return "--config names a file with further arguments", ""
 	case e.flags.opaque:
@@ -169,7 +171,15 @@ func (e *engine) whyNot(pod *corev1.Pod) (reason, hint string) {
 				fmt.Sprintf("if it has full attention only (then annotation %s: \"false\" lets the injector add it), or with vLLM %v or later", KeyHybrid, firstHybrid)
 		}
 	}
-	if c, port := declared(pod, eventsPort, replayPort); c != "" {
+	first, n := e.ranks()
+	if first+n > replayPort-eventsPort {
+		return fmt.Sprintf("the event ports of ranks from %d on would be those of replay", replayPort-eventsPort), "with a replay_endpoint further off"
+	}
+	var ports []int
+	for rank := first; rank < first+n; rank++ {
+		ports = append(ports, eventsPort+rank, replayPort+rank)
+	}
+	if c, port := declared(pod, ports...); c != "" {
 		return fmt.Sprintf("container %q declares port %d", c, port), "with other ports"
 	}
 	return "", ""

@@ -27,9 +27,10 @@ type engine struct {
 	env       map[string]word
 	flags     flags
 	model     string
-	shell     bool // its arguments stand in a shell script
-	several   bool // so do those of others
-	opaque    bool // its arguments are not to be seen
+	shell     bool   // its arguments stand in a shell script
+	several   bool   // so do those of others
+	wrapper   string // the program that starts it, "" for none
+	opaque    bool   // its arguments are not to be seen
 	port      int
 	portFrom  string // "" if it is certain
 	version   version
@@ -101,6 +102,9 @@ func recognize(c *corev1.Container) *engine {
 		}
 		if starts = append(starts, i+n); len(starts) == 1 {
 			e.kind = k
+			if i > 0 && !e.shell {
+				e.wrapper = words[0].text
+			}
 		}
 	}
 	repository, _ := splitImage(c.Image)

@@ -132,11 +132,6 @@ func (o Options) inject(pod *corev1.Pod, e *engine, level Level) Result {
 	for _, s := range append(said, e.remarks()...) {
 		warn(s)
 	}
-	if outcome == InjectedConfigure {
-		if first, n := e.ranks(); first+n > replayPort-eventsPort {
-			warn(fmt.Sprintf("ranks of %d and more have event ports that others use for replay", replayPort-eventsPort))
-		}
-	}
 	g, gpuWarning := o.gpus(pod, e)
 	warn(gpuWarning)
 	if hasContainer(pod, "istio-proxy") {

@@ -16,6 +16,13 @@ type word struct {
 	known bool
 }
 
+// maxWord and maxScript bound what variables can blow up: variables that name each
+// other twice double with each step.
+const (
+	maxWord   = 64 << 10
+	maxScript = 1 << 20
+)
+
 // podIP is written for the pod's own address: the agent's container has that
 // variable too.
 const podIP = "$(POD_IP)"
@@ -58,6 +65,9 @@ func expand(s string, env map[string]word) word {
 			}
 			ref := s[i : i+end+1]
 			if v, ok := env[ref[2:len(ref)-1]]; ok && v.known {
+				if b.Len()+len(v.text) > maxWord {
+					return word{}
+				}
 				b.WriteString(v.text)
 			} else {
 				known = false // also a name that envFrom may bring
@@ -132,7 +142,7 @@ const breaks = ";&|\n()"
 func split(s string, env map[string]word) []word {
 	var out []word
 	var b strings.Builder
-	in, known := false, true
+	in, known, total := false, true, 0
 	flush := func() {
 		if in {
 			out = append(out, word{b.String(), known})
@@ -162,7 +172,8 @@ func split(s string, env map[string]word) []word {
 		}
 		name, def, hasDefault := strings.Cut(name, ":-")
 		switch v, ok := env[name]; {
-		case ok && v.known:
+		case ok && v.known && total < maxScript:
+			total += len(v.text)
 			b.WriteString(v.text)
 		case !ok && hasDefault && !strings.Contains(def, "$"):
 			b.WriteString(def)

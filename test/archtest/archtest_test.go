@@ -125,7 +125,7 @@ func TestOutsideImports(t *testing.T) {
 		"github.com/NVIDIA/go-nvml/pkg/nvml":      {"gpu/nvml"},
 		"github.com/vmihailenco/msgpack/v5":       {"gossip/mesh", "agent/kvevent", "test/engine/zmqpub"},
 		"google.golang.org/grpc":                  {"picker/extproc", "test/..."},
-		"k8s.io":                                  {"picker/pool", "deploy/...", "test/..."},
+		"k8s.io":                                  {"picker/pool", "deploy/...", "cmd/grapevine", "test/..."},
 		"github.com/spf13/cobra":                  {"cmd/..."},
 		"github.com/knadh/koanf/v2":               {"cmd/internal/config"},
 		"github.com/zeebo/xxh3":                   {"gossip/blockhash", "gossip/wire", "agent/blockset", "picker", "test/sim", "test/trace"},
