@@ -35,6 +35,7 @@ type Candidate struct {
 	Endpoint      string  `json:"endpoint"`
 	Rung          Rung    `json:"rung"`
 	MatchedBlocks int     `json:"matched_blocks"` // in its cache, or marked
+	CachedTokens  int     `json:"cached_tokens"`  // these in tokens, as far as the engine reads them
 	DigestBlocks  int     `json:"digest_blocks"`  // by its digest alone
 	DigestAgeMs   float64 `json:"digest_age_ms"`  // -1: no agent
 	Trust         float64 `json:"trust"`          // share of the match that is believed
@@ -118,6 +119,7 @@ func (p *Picker) explain(out *Candidate, q *query, c *score.Candidate) {
 	out.Ready, out.Stale, out.Full = c.Ready, c.Stale, c.Full
 	out.WaitMs, out.CostMs, out.Terms = c.Wait, c.Cost, c.Terms
 	out.MatchedBlocks, out.DigestBlocks = p.matchedBlocks(q, c.Index)
+	out.CachedTokens = predicted(q, out.MatchedBlocks, q.table.slots[c.Index].blockSize)
 	if e.age >= 0 {
 		out.DigestAgeMs = ms(e.age)
 	}
