@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/extproc"
 	"github.com/grapevine-llm/grapevine/picker/pool"
 	"github.com/grapevine-llm/grapevine/picker/prompt"
 )
@@ -41,8 +42,9 @@ func newStatusCommand() *cobra.Command {
 			var s struct {
 				Version string `json:"version"`
 				picker.Status
-				Pools   []pool.Status `json:"pools"`
-				Prompts prompt.Status `json:"prompts"`
+				Pools   []pool.Status   `json:"pools"`
+				Prompts prompt.Status   `json:"prompts"`
+				Advice  *extproc.Advice `json:"advice"`
 			}
 			if err := json.Unmarshal(body, &s); err != nil {
 				return fmt.Errorf("read the gateway's answer: %w", err)
@@ -52,6 +54,9 @@ func newStatusCommand() *cobra.Command {
 			}
 			writePools(cmd.OutOrStdout(), s.Pools)
 			writeStatus(cmd.OutOrStdout(), &s.Status)
+			if s.Advice != nil {
+				writeAdvice(cmd.OutOrStdout(), s.Advice, s.Time)
+			}
 			for _, m := range s.Prompts.Models {
 				if m.Problem != "" {
 					fmt.Fprintf(cmd.OutOrStdout(), "prompts of %s: engines are asked (%s) instead of the model's files: %s\n", m.Name(), m.Rung, m.Problem)

@@ -28,6 +28,8 @@ type answer struct {
 	usage   openai.Usage
 	counted bool // usage is known
 
+	seen int // events
+
 	form    form
 	pending []byte // of a body: the start of an event, or all so far
 }
@@ -100,6 +102,7 @@ func (a *answer) events(b []byte) {
 			break
 		}
 		b = rest
+		a.seen++
 		data := openai.Data(event)
 		a.output = a.output || openai.HasOutput(data)
 		if bytes.Contains(data, []byte(`"usage"`)) {

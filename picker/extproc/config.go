@@ -19,6 +19,7 @@ type Config struct {
 	Fallbacks    int           `json:"fallbacks" help:"further endpoints named with each pick, for Envoy to try in this order; it needs a retry policy for that"`
 	BufferedHold time.Duration `json:"buffered-hold" help:"longest hold of a request whose body Envoy buffers; must be well below Envoy's message_timeout (200 ms by default) or its max_message_timeout. 0: such requests are not held"`
 	TrustHeaders bool          `json:"trust-headers" help:"heed x-llm-d-inference-objective and x-llm-d-inference-fairness-id: only where clients can't set them"`
+	Advise       bool          `json:"advise" help:"pick nothing: watch what another router does (Envoy's observability mode), compare it with what would have been picked, and let grapevine trace record it; clients are not served then (--listen \"\")"`
 	Unobserved   time.Duration `json:"unobserved" help:"how long a request counts as in progress whose end Envoy does not tell, for want of an observing filter"`
 }
 
@@ -54,6 +55,7 @@ func (c Config) Validate() error {
 	fault(c.Deadline <= 0, "deadline", c.Deadline, "is not positive", "give a duration such as 4m")
 	fault(c.Fallbacks < 0 || c.Fallbacks > maxFallbacks, "fallbacks", c.Fallbacks, "is out of range", fmt.Sprintf("give 0 to %d", maxFallbacks))
 	fault(c.BufferedHold < 0, "buffered-hold", c.BufferedHold, "is negative", "give 0 or more")
+	fault(c.Advise && !c.Enabled(), "advise", c.Advise, "has no listener", "give --ext-proc-listen, where Envoy sends what it sees")
 	fault(c.Unobserved <= 0, "unobserved", c.Unobserved, "is not positive", "give a duration such as 30s")
 	return errors.Join(errs...)
 }

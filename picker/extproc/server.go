@@ -3,6 +3,7 @@ package extproc
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/grapevine-llm/grapevine/picker"
 	"github.com/grapevine-llm/grapevine/picker/inbound"
+	"github.com/grapevine-llm/grapevine/picker/recording"
 )
 
 // Pools tells which endpoints belong to a pool, namespace/name, by their addresses host:port; false: it is not known.
@@ -38,11 +40,12 @@ type Options struct {
 	Picker         *picker.Picker
 	Resolver       inbound.Resolver
 	Headers        inbound.Headers
-	MaxBodyBytes   int64      // of one request
-	MaxBodiesBytes int64      // of all that wait for their pick
-	MaxStreams     int        // that pick, and as many that observe
-	Pools          Pools      // nil: no listener may be bound to a pool
-	Objectives     Objectives // nil: no objective has a priority
+	MaxBodyBytes   int64               // of one request
+	MaxBodiesBytes int64               // of all that wait for their pick
+	MaxStreams     int                 // that pick, and as many that observe
+	Pools          Pools               // nil: no listener may be bound to a pool
+	Objectives     Objectives          // nil: no objective has a priority
+	Recorder       *recording.Recorder // is told of requests that another router picks for; nil: nobody is
 	Logger         *slog.Logger
 	Registerer     prometheus.Registerer // nil: no metrics
 }
@@ -55,6 +58,7 @@ type Server struct {
 	pick    func(context.Context, picker.Request) (picker.Decision, error)
 	reader  inbound.Reader
 	open    *open
+	adviser *adviser // nil: this gateway picks
 	metrics *metrics
 	buffers inbound.Buffers
 	health  *health.Server
@@ -93,6 +97,9 @@ func New(cfg Config, opt Options) (*Server, error) {
 	s := &Server{cfg: cfg, opt: opt, log: opt.Logger, open: newOpen(opt.Picker), health: health.NewServer(), pick: opt.Picker.Pick}
 	s.reader = inbound.Reader{Headers: opt.Headers, Picker: opt.Picker, Resolver: opt.Resolver, Log: opt.Logger}
 	s.metrics = newMetrics(opt.Registerer, s.open)
+	if cfg.Advise {
+		s.adviser = newAdviser(&s.reader, opt, time.Now())
+	}
 	s.draining, s.drain = context.WithCancel(context.Background())
 	s.closing, s.close = context.WithCancel(context.Background())
 	s.health.SetServingStatus("liveness", healthv1.HealthCheckResponse_SERVING)
@@ -161,7 +168,17 @@ const judgeEvery = 200 * time.Millisecond
 func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, l := range s.servers {
-		group.Go(func() error { return l.Serve(l.listener) })
+		group.Go(func() error {
+			if err := l.Serve(l.listener); !errors.Is(err, grpc.ErrServerStopped) { // before it began
+				return err
+			}
+			return nil
+		})
+	}
+	if s.adviser != nil {
+		for range adviseWorkers {
+			group.Go(func() error { s.adviser.work(ctx); return nil })
+		}
 	}
 	group.Go(func() error {
 		defer s.stop()
@@ -197,7 +214,7 @@ func (s *Server) SetReady(on bool) {
 // judge sets what health checks say.
 func (s *Server) judge() {
 	status := healthv1.HealthCheckResponse_NOT_SERVING
-	if s.ready.Load() && s.draining.Err() == nil && len(s.opt.Picker.BlockSizes()) > 0 {
+	if s.ready.Load() && s.draining.Err() == nil && (s.adviser != nil || len(s.opt.Picker.BlockSizes()) > 0) {
 		status = healthv1.HealthCheckResponse_SERVING
 	}
 	for _, name := range []string{"", "readiness", extprocv3.ExternalProcessor_ServiceDesc.ServiceName} {

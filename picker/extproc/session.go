@@ -37,6 +37,9 @@ func (l *service) Process(stream extprocv3.ExternalProcessor_ProcessServer) erro
 	if err != nil {
 		return gone(err)
 	}
+	if l.adviser != nil {
+		return l.advise(stream, first)
+	}
 	if first.GetObservabilityMode() {
 		return l.observe(stream, first)
 	}
@@ -398,11 +401,11 @@ func (c *session) read(ctx context.Context, d *demand, req *openai.Request) (pic
 }
 
 // only lists the endpoints that may be chosen; nil: all.
-func (c *session) only(subset []string) []string {
-	if c.pool == "" {
+func (l *service) only(subset []string) []string {
+	if l.pool == "" {
 		return subset
 	}
-	members, known := c.opt.Pools.Members(c.pool)
+	members, known := l.opt.Pools.Members(l.pool)
 	switch {
 	case !known || members == nil:
 		return []string{}

@@ -25,6 +25,11 @@ const (
 	Pooling                // score, rerank, pooling, classify: only the model is read
 )
 
+// Generates reports whether such requests have a prompt that engines keep and an answer that they decode.
+func (k Kind) Generates() bool {
+	return k == Chat || k == Completion || k == Responses || k == Messages
+}
+
 // KindOf tells the kind of a request from its URL path. A trailing slash and a
 // query are ignored.
 func KindOf(path string) Kind {

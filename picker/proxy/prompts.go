@@ -15,7 +15,8 @@ import (
 type status struct {
 	Version string `json:"version,omitempty"` // of the gateway
 	picker.Status
-	Pools   any            `json:"pools,omitempty"` // see Config.Pools
+	Pools   any            `json:"pools,omitempty"`  // see Config.Pools
+	Advice  any            `json:"advice,omitempty"` // see Config.Advice
 	Prompts *prompt.Status `json:"prompts,omitempty"`
 }
 
@@ -23,6 +24,9 @@ func (p *Proxy) status() status {
 	s := status{Version: p.cfg.Version, Status: p.picker.Status()}
 	if p.cfg.Pools != nil {
 		s.Pools = p.cfg.Pools()
+	}
+	if p.cfg.Advice != nil {
+		s.Advice = p.cfg.Advice()
 	}
 	if p.resolver != nil {
 		prompts := p.resolver.Status()

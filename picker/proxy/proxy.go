@@ -49,6 +49,8 @@ type Config struct {
 	Version string `json:"-"`
 	// Pools is what a watcher of the pool has to show, for the status; nil: nothing.
 	Pools func() any `json:"-"`
+	// Advice is what watching another router has shown, for the status; nil: none is watched.
+	Advice func() any `json:"-"`
 	// NotReady says what keeps the gateway from serving just now, for /health; empty, or nil: nothing.
 	NotReady func() string `json:"-"`
 }

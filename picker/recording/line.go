@@ -19,7 +19,6 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
-	"github.com/grapevine-llm/grapevine/picker/openai"
 )
 
 // line is one request of a recording. It holds neither text nor token ids, and of hashes and names only what their
@@ -32,6 +31,9 @@ type line struct {
 	BlockTokens  int      `json:"block_tokens"`
 	Session      string   `json:"session,omitempty"`
 	ThinkMs      float64  `json:"think_ms,omitempty"` // since the end of the session's call before
+	// Beside another router: who served, and the prompt tokens that the engine found in its cache, if it told.
+	Served       string `json:"served,omitempty"`
+	CachedTokens *int   `json:"cached_tokens,omitempty"`
 	// What the engine did not report and is guessed.
 	InputEstimated  bool `json:"input_estimated,omitempty"`
 	OutputEstimated bool `json:"output_estimated,omitempty"`
@@ -69,11 +71,6 @@ func newRecording(now time.Time, sizes []int, maxBytes int) *recording {
 	}
 }
 
-// generates reports whether a kind of request has a prompt that engines keep and an answer that they decode.
-func generates(k openai.Kind) bool {
-	return k == openai.Chat || k == openai.Completion || k == openai.Responses || k == openai.Messages
-}
-
 // covers reports whether a request that came at a time belongs to the recording.
 func (r *recording) covers(at time.Time) bool { return r.duration == 0 || at.Sub(r.start) < r.duration }
 
@@ -92,7 +89,7 @@ func (r *recording) add(c *Call, now time.Time, h blockhash.Hasher) bool {
 	if !r.covers(c.Arrived) {
 		return true
 	}
-	if other := c.Request != nil && !generates(c.Request.Kind); other || c.Status/100 != 2 {
+	if other := c.Request != nil && !c.Request.Kind.Generates(); other || c.Status/100 != 2 {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.status.InProgress--
@@ -109,6 +106,9 @@ func (r *recording) add(c *Call, now time.Time, h blockhash.Hasher) bool {
 	}
 	l.HashIDs = r.hashIDs(c, h)
 	l.HashIDs = l.HashIDs[:min(len(l.HashIDs), l.InputLength/r.blockTokens)]
+	if l.Served = c.Served; c.Served != "" && o.CachedTokens >= 0 {
+		l.CachedTokens = &o.CachedTokens
+	}
 	session := r.key.name(c.Pick.Session)
 
 	r.mu.Lock()

@@ -84,7 +84,9 @@ func gatewayMetrics() ([]metric, error) {
 	if _, err := pool.New(pool.Config{}, nil, &r); err != nil {
 		return nil, err
 	}
-	if _, err := extproc.New(extproc.Default(), extproc.Options{Picker: p, Registerer: &r}); err != nil {
+	ext := extproc.Default()
+	ext.Listen, ext.Advise = []string{"127.0.0.1:0"}, true
+	if _, err := extproc.New(ext, extproc.Options{Picker: p, Registerer: &r}); err != nil {
 		return nil, err
 	}
 	return sorted(r.metrics), r.err

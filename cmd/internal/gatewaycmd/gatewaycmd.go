@@ -83,6 +83,9 @@ func (c Config) Validate() error {
 			errs = append(errs, config.Fault{Field: a.field, Value: a.addr, Problem: err.Error(), Remedy: "give host:port, e.g. 127.0.0.1:8080"})
 		}
 	}
+	if c.ExtProc.Advise && c.Listen != "" {
+		errs = append(errs, config.Fault{Field: "ext-proc.advise", Value: "true", Problem: fmt.Sprintf("and clients at %s (--listen) don't go together: a gateway that advises picks nothing", c.Listen), Remedy: "give --listen \"\""})
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Model)) {
 		// What is in the folder is judged when it is read: damaged files are logged and the engine is asked.
 		if info, err := os.Stat(c.Model[name]); err != nil || !info.IsDir() {
@@ -159,6 +162,10 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 	proxyConfig := cfg.ProxyConfig
 	proxyConfig.Version = version
 	proxyConfig.Pools, proxyConfig.NotReady = watched.status(), watched.notReady
+	var envoy *extproc.Server
+	if cfg.ExtProc.Advise {
+		proxyConfig.Advice = func() any { return envoy.Advice() }
+	}
 	px, err := proxy.New(proxyConfig, pick, resolver, log, reg)
 	if err != nil {
 		return err
@@ -177,7 +184,7 @@ func run(ctx context.Context, fs *pflag.FlagSet, cfg Config, version string, log
 		return err
 	}
 	defer admin.Close()
-	envoy, err := cfg.newExtProc(pick, resolver, watched.known(), log, reg)
+	envoy, err = cfg.newExtProc(pick, resolver, watched.known(), px.Recorder(), log, reg)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,350 @@
+package extproc
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/grapevine-llm/grapevine/picker"
+	"github.com/grapevine-llm/grapevine/picker/inbound"
+	"github.com/grapevine-llm/grapevine/picker/openai"
+	"github.com/grapevine-llm/grapevine/picker/prompt"
+	"github.com/grapevine-llm/grapevine/picker/recording"
+)
+
+const (
+	// adviseWorkers read prompts and ask the picker, away from the streams, which only take in what Envoy sends.
+	adviseWorkers = 8
+	// adviseQueue bounds the requests that wait for them.
+	adviseQueue = 1024
+	// adviseWait bounds the work on one: an engine that is asked for a prompt's tokens may hang.
+	adviseWait = 2 * time.Second
+	// adviseFresh is how soon after its end a request must have been judged: later, its own blocks may be in the caches.
+	adviseFresh = 500 * time.Millisecond
+)
+
+// adviser compares another router's choices with those that this gateway would have made. It is told of each request by an
+// observing stream, which gets no answer. Safe for concurrent use.
+//
+// The picker is asked by Explain, which binds nothing: no would-be pick is in its books. Where the other router tells its choice
+// with the request, as an endpoint picker does, the request is booked where it went, from then on to its end: the same load and
+// the same blocks just sent are known as if it had been picked here. Where it does not, load is what the agents say of their
+// engines, up to a tick old; nothing is booked then, since who served shows when the engine has it long since.
+type adviser struct {
+	opt      Options
+	reader   *inbound.Reader
+	recorder *recording.Recorder
+	buffers  inbound.Buffers
+	jobs     chan *judgement
+	report   *report
+}
+
+func newAdviser(r *inbound.Reader, opt Options, now time.Time) *adviser {
+	a := &adviser{opt: opt, reader: r, recorder: opt.Recorder, jobs: make(chan *judgement, adviseQueue), report: newReport(now, opt.Registerer)}
+	if a.recorder == nil {
+		a.recorder = recording.New(recording.Config{BlockSizes: opt.Picker.BlockSizes, Hasher: opt.Picker.Hasher()})
+	}
+	return a
+}
+
+// judgement is what this gateway would have done with a request. Its maker reads it when done is closed.
+type judgement struct {
+	demand   demand
+	only     []string
+	chosen   string      // address that the other router chose; "": it does not show
+	ended    time.Time   // the request
+	answered atomic.Bool // a response has begun
+
+	kind    openai.Kind
+	pick    picker.Request // as far as it is known
+	prompt  prompt.Result
+	receipt picker.Receipt
+	err     error            // of what could not be judged
+	late    bool             // the request's own blocks may have been in the caches
+	booked  *picker.Decision // where the other router sent it; nil: it is not booked
+	done    chan struct{}
+}
+
+// work judges requests until ctx ends.
+func (a *adviser) work(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case j := <-a.jobs:
+			a.judge(ctx, j)
+			a.report.judging.Observe(time.Since(j.ended).Seconds())
+			close(j.done)
+		}
+	}
+}
+
+func (a *adviser) judge(ctx context.Context, j *judgement) {
+	ctx, cancel := context.WithTimeout(ctx, adviseWait)
+	defer cancel()
+	body, done := j.demand.body(&a.buffers)
+	defer done()
+	req, err := j.demand.parse(body)
+	j.demand.chunks = nil
+	if err != nil {
+		j.err = err
+		return
+	}
+	if j.kind = req.Kind; !j.kind.Generates() {
+		return
+	}
+	id := inbound.RequestID(j.demand.headers)
+	if j.pick, j.prompt, j.err = a.reader.Request(ctx, j.demand.headers, req, id, true); j.err != nil {
+		return
+	}
+	if j.late = j.answered.Load(); j.late {
+		return
+	}
+	pick := j.pick
+	pick.Only = j.only
+	if j.receipt, j.err = a.opt.Picker.Explain(ctx, pick); j.err != nil {
+		return
+	}
+	j.late = j.answered.Load() || time.Since(j.ended) > adviseFresh
+	if j.late || j.chosen == "" {
+		return
+	}
+	pick.Only, pick.MaxHold = []string{j.chosen}, -1
+	if d, err := a.opt.Picker.Pick(ctx, pick); err == nil {
+		j.booked = &d
+	}
+}
+
+// advise watches one request.
+func (l *service) advise(stream extprocv3.ExternalProcessor_ProcessServer, m *extprocv3.ProcessingRequest) error {
+	if !m.GetObservabilityMode() {
+		l.metrics.protocol.WithLabelValues("not observing").Inc()
+		return status.Error(codes.FailedPrecondition, "this gateway only watches (--ext-proc-advise) and answers nothing: set observability_mode in Envoy's filter")
+	}
+	a := l.adviser
+	if l.watchers.Add(1) > int64(l.opt.MaxStreams) {
+		l.watchers.Add(-1)
+		a.report.missed()
+		return nil // Envoy goes on without
+	}
+	defer l.watchers.Add(-1)
+	kind := l.metrics.streams.WithLabelValues("adviser")
+	kind.Inc()
+	defer kind.Dec()
+
+	w := &watch{service: l, arrived: time.Now(), x: sighting{limit: int(l.opt.MaxBodyBytes)}}
+	w.in = a.recorder.Begin(w.arrived)
+	a.report.begin()
+	for {
+		w.message(m)
+		var err error
+		if m, err = stream.Recv(); err != nil {
+			w.end()
+			return gone(err)
+		}
+	}
+}
+
+// watch is one stream that watches a request.
+type watch struct {
+	*service
+	arrived time.Time
+	in      recording.Membership
+	x       sighting
+	taken   int64 // of MaxBodiesBytes
+	j       *judgement
+	busy    bool // nobody had time to judge
+	first   bool // token told
+	told    bool // who served
+}
+
+// message takes in one message. It waits for nothing.
+func (w *watch) message(m *extprocv3.ProcessingRequest) {
+	if n := len(m.GetRequestBody().GetBody()); n > 0 {
+		w.metrics.bytes.WithLabelValues("request").Add(float64(n))
+	}
+	before := w.x.size
+	ready := w.x.take(m)
+	if n := int64(w.x.size - before); n > 0 {
+		w.taken += n
+		if w.bodies.Add(n) > w.opt.MaxBodiesBytes {
+			w.x.skip()
+		}
+	}
+	if w.x.skipped {
+		w.free()
+	}
+	if n := len(m.GetResponseBody().GetBody()); n > 0 {
+		w.metrics.bytes.WithLabelValues("response").Add(float64(n))
+	}
+	if ready && !w.x.answer.begun {
+		w.submit()
+	}
+	if w.x.answer.begun {
+		w.tell()
+	}
+}
+
+func (w *watch) free() {
+	w.bodies.Add(-w.taken)
+	w.taken = 0
+}
+
+// submit hands the request to a worker.
+func (w *watch) submit() {
+	if w.x.skipped {
+		return
+	}
+	j := &judgement{demand: w.x.demand(), only: w.only(w.x.subset), chosen: w.x.chosen, ended: time.Now(), done: make(chan struct{})}
+	w.x.chunks = nil
+	select {
+	case w.adviser.jobs <- j:
+		w.j = j
+	default:
+		w.busy = true
+	}
+}
+
+// tell passes on to a booked request what its response shows.
+func (w *watch) tell() {
+	if w.j == nil {
+		return
+	}
+	w.j.answered.Store(true)
+	select {
+	case <-w.j.done:
+	default:
+		return
+	}
+	d := w.j.booked
+	if d == nil {
+		return
+	}
+	if !w.told {
+		w.told = true
+		if w.x.served != "" && w.x.served != d.Endpoint.Address() { // whatever that says of the endpoint, it is not known here
+			w.opt.Picker.Done(*d, withdrawn)
+			w.j.booked = nil
+			return
+		}
+	}
+	if w.x.answer.output && !w.first {
+		w.first = true
+		w.opt.Picker.FirstToken(*d)
+	}
+}
+
+// withdrawn ends what is booked without a word on its endpoint.
+var withdrawn = picker.Outcome{CachedTokens: -1, Cancelled: true, Err: context.Canceled}
+
+// end concludes what the stream has shown.
+func (w *watch) end() {
+	defer w.free()
+	j, out := w.j, w.x.answer.outcome()
+	if j != nil {
+		select {
+		case <-j.done:
+		case <-w.closing.Done():
+			j = nil // no worker may be left
+		}
+	}
+	if j != nil {
+		defer j.prompt.Release()
+		w.tell()
+		if d := j.booked; d != nil {
+			if !out.Connected {
+				out = withdrawn
+			}
+			w.opt.Picker.Done(*d, out)
+		}
+	}
+	w.adviser.report.end(w.verdict(j))
+	c := &recording.Call{
+		Arrived: w.arrived, Request: &openai.Request{Kind: w.kind(j)}, Status: w.x.answer.status,
+		Streaming: w.x.answer.form == formEvents, Events: w.x.answer.seen, Outcome: out, Served: w.x.served,
+	}
+	if j != nil {
+		c.Pick, c.Partial = j.pick, j.prompt.Partial
+	}
+	w.adviser.recorder.End(w.in, c)
+}
+
+// kind says which API the request speaks, by its path if its body was not read.
+func (w *watch) kind(j *judgement) openai.Kind {
+	if j != nil && j.err == nil {
+		return j.kind
+	}
+	path, _, _ := strings.Cut(w.x.headers.Get(":path"), "?")
+	return openai.KindOf(path)
+}
+
+// verdict compares what the request got with what it would have got here.
+func (w *watch) verdict(j *judgement) verdict {
+	v := verdict{engine: -1}
+	u := &w.x.answer
+	switch {
+	case !w.kind(j).Generates():
+		v.result = resultOther
+		return v
+	case u.status/100 != 2:
+		v.result = resultUnserved
+		return v
+	}
+	if u.counted && u.usage.CachedTokens >= 0 {
+		v.engine, v.engineOf = u.usage.CachedTokens, u.usage.PromptTokens
+	}
+	switch {
+	case w.x.skipped:
+		v.result = resultBody
+	case w.busy:
+		v.result = resultBusy
+	case j == nil:
+		v.result = resultIncomplete
+	case j.err != nil:
+		v.result = resultFailed
+	case j.pick.TokenIDs == nil && j.pick.Chains == nil:
+		v.result = resultPrompt
+	case j.late:
+		v.result = resultLate
+	default:
+		v.compare(&j.receipt, w.x.served, w.x.rank)
+	}
+	return v
+}
+
+// compare fills in what the picker would have matched, and what whoever served has.
+func (v *verdict) compare(r *picker.Receipt, served string, rank int) {
+	ours := r.Candidates[0] // who would be waited for as things are, if the request would be held
+	v.held = r.Endpoint == ""
+	if i := slices.IndexFunc(r.Candidates, func(c picker.Candidate) bool { return c.Endpoint == r.Endpoint }); i >= 0 {
+		ours = r.Candidates[i]
+	}
+	theirs := -1
+	for i := range r.Candidates {
+		c := &r.Candidates[i]
+		address, of, ranks := strings.Cut(c.Endpoint, "#")
+		if address != served || ranks && rank >= 0 && of != strconv.Itoa(rank) {
+			continue
+		}
+		if theirs < 0 || c.CachedTokens > r.Candidates[theirs].CachedTokens { // of ranks that are not told the best
+			theirs = i
+		}
+	}
+	switch {
+	case theirs < 0:
+		v.result = resultEndpoint
+	case ours.Rung > picker.RungSuspect || r.Candidates[theirs].Rung > picker.RungSuspect:
+		v.result = resultDigest
+	default:
+		address, _, _ := strings.Cut(ours.Endpoint, "#")
+		v.result, v.same = resultCompared, address == served
+		v.prompt, v.ours, v.theirs = r.PromptTokens, ours.CachedTokens, r.Candidates[theirs].CachedTokens
+	}
+}
