@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -13,18 +14,20 @@ import (
 	"github.com/grapevine-llm/grapevine/test/cluster"
 )
 
-// watched is advise.yaml in front of pods: the constant picker is the other router, and a recorder watches.
+// watched is advise.yaml in front of pods: the constant picker is the other router, and our gateway watches.
 type watched struct {
 	*proxy
 	router, recorder *cluster.Process
+	status           string // base URL of the recorder's
 	pods             []*pod
 	addresses        []string
 }
 
-// startRecorder runs what watches. Here it is the constant picker, which gives observing streams no answer.
-func startRecorder(t *testing.T, listen string) *cluster.Process {
+// startRecorder runs a gateway that watches.
+func startRecorder(t *testing.T, listen, admin string, endpoints []string) *cluster.Process {
 	t.Helper()
-	return startConstant(t, listen, "192.0.2.1:1")
+	return start(t, program(t, binVar), "gateway", logDir(t), "gateway", "--listen=", "--admin-listen", admin, "--gossip-enabled=false",
+		"--endpoints", strings.Join(endpoints, ","), "--ext-proc-listen", listen, "--ext-proc-advise")
 }
 
 // newWatched starts it; without a recorder nothing listens where Envoy looks for one.
@@ -32,16 +35,20 @@ func newWatched(t *testing.T, recording bool) *watched {
 	t.Helper()
 	w := &watched{}
 	w.pods, w.addresses = startPods(t, 2)
-	p := ports(t, 2)
+	p := ports(t, 3)
+	w.status = "http://" + local(p[2])
 	b := readBootstrap(t, "advise.yaml")
 	b.endpoints("pods", w.addresses...)
 	b.endpoints("other-router", local(p[0]))
 	b.endpoints("grapevine", local(p[1]))
 	w.router = startConstant(t, local(p[0]), w.addresses[1], w.addresses[0])
 	if recording {
-		w.recorder = startRecorder(t, local(p[1]))
+		w.recorder = startRecorder(t, local(p[1]), local(p[2]), w.addresses)
 	}
 	w.proxy = startEnvoy(t, b)
+	if recording {
+		w.healthy(t, "grapevine", 1)
+	}
 	return w
 }
 
@@ -91,6 +98,9 @@ func TestAdviseAltersNothing(t *testing.T) {
 			if n := w.stat(t, "http.openai.ext_proc.", "streams_started"); n == 0 {
 				t.Error("Envoy opened no stream")
 			}
+			if recording {
+				w.saw(t, 6)
+			}
 		})
 	}
 }
@@ -110,7 +120,21 @@ func TestAdviseRecorderKilled(t *testing.T) {
 	if err := w.recorder.Start(); err != nil {
 		t.Fatal(err)
 	}
+	w.healthy(t, "grapevine", 1)
 	w.passesWhole(t)
+	w.saw(t, 6)
+}
+
+// saw waits until the recorder has seen requests to their ends.
+func (w *watched) saw(t *testing.T, requests int) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the recorder to have seen all", func() error {
+		a, err := adviceOf(w.status)
+		if err == nil && (a.Requests != requests || a.InProgress > 0) {
+			err = fmt.Errorf("it says %+v", a)
+		}
+		return err
+	})
 }
 
 // A recorder that hangs takes nothing in; requests go on all the same, and Envoy soon leaves it alone.
