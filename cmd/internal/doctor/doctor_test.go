@@ -230,6 +230,10 @@ func TestHealthy(t *testing.T) {
 		var st agent.Status
 		return ask(t, f.agent+"/status", &st) && st.Engines[0].KVEvents == "ok" && st.Engines[0].Ranks[0].Blocks > 0
 	})
+	eventually(t, "the gateway has heard so", func() bool {
+		var st gatewayStatus
+		return ask(t, f.gateway+"/status", &st) && st.Endpoints[0].KVEvents == "ok"
+	})
 	var r Report
 	eventually(t, "all is well", func() bool {
 		r = examine(t, f.config())
@@ -270,7 +274,7 @@ func TestWrongKey(t *testing.T) {
 	expect(t, r, "gossip", "keys", Failed, "wrong key")
 	expect(t, r, "gossip", "label", OK, "")
 	c.Gossip.KeyFile = ""
-	expect(t, examine(t, c), "gossip", "keys", Failed, "no key was given")
+	expect(t, examine(t, c), "gossip", "keys", Warning, "this command has no key")
 	c.Gossip.KeyFile = file(t, "no key")
 	r = examine(t, c)
 	expect(t, r, "this machine", "keys", Failed, "line 1 is no AES-256 key")
@@ -369,6 +373,10 @@ func TestNoUDP(t *testing.T) {
 
 func TestEngineWithoutEvents(t *testing.T) {
 	f := startFleet(t, options{wantAgent: true, engine: func(c *engine.Config) { c.Events = zmqpub.Config{} }})
+	eventually(t, "the gateway has heard so", func() bool {
+		var st gatewayStatus
+		return ask(t, f.gateway+"/status", &st) && st.Endpoints[0].KVEvents == "absent"
+	})
 	r := examine(t, f.config())
 	expect(t, r, "engine", "events", Failed, "--kv-events-config is missing")
 	expect(t, r, "agent", "events", Failed, "publishes no KV events")
