@@ -41,7 +41,8 @@ grapevine sim --format grapevine plays.
 
 There is no text in it, no token id, no model, user or key: blocks and sessions are numbers made by the gateway under a random
 key that is this recording's alone and is never written anywhere. Equal numbers say that two prompts begin alike; nobody can
-test whether a certain prompt is in a recording, or compare two recordings. Lengths and times are as they were.
+test whether a certain prompt is in a recording, or compare two recordings. Lengths and times are as they were. A gateway that
+watches another router (--ext-proc-advise) adds who served, as host:port, and how many tokens its engine found in its cache.
 
 With --for, requests that come in that time are recorded, however late they end (up to five minutes); interrupt it and what is in
 progress is missing. Requests that were refused or that failed are counted, not recorded. Of several gateways record each on

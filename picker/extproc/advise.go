@@ -2,7 +2,6 @@ package extproc
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -62,14 +61,14 @@ type judgement struct {
 	ended    time.Time   // the request
 	answered atomic.Bool // a response has begun
 
-	kind    openai.Kind
-	pick    picker.Request // as far as it is known
-	prompt  prompt.Result
-	receipt picker.Receipt
-	err     error            // of what could not be judged
-	late    bool             // the request's own blocks may have been in the caches
-	booked  *picker.Decision // where the other router sent it; nil: it is not booked
-	done    chan struct{}
+	kind   openai.Kind
+	pick   picker.Request // as far as it is known
+	prompt prompt.Result
+	would  would
+	err    error            // of what could not be judged
+	late   bool             // the request's own blocks may have been in the caches
+	booked *picker.Decision // where the other router sent it; nil: it is not booked
+	done   chan struct{}
 }
 
 // work judges requests until ctx ends.
@@ -109,9 +108,12 @@ func (a *adviser) judge(ctx context.Context, j *judgement) {
 	}
 	pick := j.pick
 	pick.Only = j.only
-	if j.receipt, j.err = a.opt.Picker.Explain(ctx, pick); j.err != nil {
+	receipt, err := a.opt.Picker.Explain(ctx, pick)
+	if err != nil {
+		j.err = err
 		return
 	}
+	j.would = wouldOf(&receipt)
 	j.late = j.answered.Load() || time.Since(j.ended) > adviseFresh
 	if j.late || j.chosen == "" {
 		return
@@ -314,37 +316,59 @@ func (w *watch) verdict(j *judgement) verdict {
 	case j.late:
 		v.result = resultLate
 	default:
-		v.compare(&j.receipt, w.x.served, w.x.rank)
+		v.compare(&j.would, w.x.served, w.x.rank)
 	}
 	return v
 }
 
-// compare fills in what the picker would have matched, and what whoever served has.
-func (v *verdict) compare(r *picker.Receipt, served string, rank int) {
-	ours := r.Candidates[0] // who would be waited for as things are, if the request would be held
-	v.held = r.Endpoint == ""
-	if i := slices.IndexFunc(r.Candidates, func(c picker.Candidate) bool { return c.Endpoint == r.Endpoint }); i >= 0 {
-		ours = r.Candidates[i]
-	}
-	theirs := -1
+// would is what a receipt says of caches. It is kept as long as the request runs, so it is small.
+type would struct {
+	prompt int // tokens
+	ours   int // of has: who would be picked, or waited for as things are
+	held   bool
+	has    []has
+}
+
+// has is what an endpoint has of a prompt.
+type has struct {
+	endpoint string // its ID
+	tokens   int32
+	digest   bool // its agent says so
+}
+
+func wouldOf(r *picker.Receipt) would {
+	w := would{prompt: r.PromptTokens, held: r.Endpoint == "", has: make([]has, len(r.Candidates))}
 	for i := range r.Candidates {
 		c := &r.Candidates[i]
-		address, of, ranks := strings.Cut(c.Endpoint, "#")
-		if address != served || ranks && rank >= 0 && of != strconv.Itoa(rank) {
-			continue
+		w.has[i] = has{c.Endpoint, int32(c.CachedTokens), c.Rung <= picker.RungSuspect}
+		if c.Endpoint == r.Endpoint {
+			w.ours = i
 		}
-		if theirs < 0 || c.CachedTokens > r.Candidates[theirs].CachedTokens { // of ranks that are not told the best
-			theirs = i
+	}
+	return w
+}
+
+// compare fills in what the picker would have matched, and what whoever served has. Of ranks that are not told that is the best.
+func (v *verdict) compare(w *would, served string, rank int) {
+	var ours, theirs *has
+	for i := range w.has {
+		h := &w.has[i]
+		if i == w.ours {
+			ours = h
+		}
+		address, of, ranks := strings.Cut(h.endpoint, "#")
+		if address == served && (!ranks || rank < 0 || of == strconv.Itoa(rank)) && (theirs == nil || h.tokens > theirs.tokens) {
+			theirs = h
 		}
 	}
 	switch {
-	case theirs < 0:
+	case theirs == nil:
 		v.result = resultEndpoint
-	case ours.Rung > picker.RungSuspect || r.Candidates[theirs].Rung > picker.RungSuspect:
+	case !ours.digest || !theirs.digest:
 		v.result = resultDigest
 	default:
-		address, _, _ := strings.Cut(ours.Endpoint, "#")
-		v.result, v.same = resultCompared, address == served
-		v.prompt, v.ours, v.theirs = r.PromptTokens, ours.CachedTokens, r.Candidates[theirs].CachedTokens
+		address, _, _ := strings.Cut(ours.endpoint, "#")
+		v.result, v.same, v.held = resultCompared, address == served, w.held
+		v.prompt, v.ours, v.theirs = w.prompt, int(ours.tokens), int(theirs.tokens)
 	}
 }

@@ -390,7 +390,8 @@ func TestCompare(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got verdict
-			got.compare(&picker.Receipt{Endpoint: tt.picked, Candidates: tt.list, PromptTokens: 100}, tt.served, tt.rank)
+			w := wouldOf(&picker.Receipt{Endpoint: tt.picked, Candidates: tt.list, PromptTokens: 100})
+			got.compare(&w, tt.served, tt.rank)
 			if got != tt.want {
 				t.Errorf("%+v, want %+v", got, tt.want)
 			}

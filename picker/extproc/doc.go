@@ -24,5 +24,8 @@
 // dying. Where several gateways stand behind one Envoy, the metadata envoy.lb / x-grapevine-gateway (host:port of who picked)
 // leads the second filter to the right one. Decisions that nobody observes end after [Config].Unobserved.
 //
-// exchange, answer and open are cores: messages in, messages out. The rest is the shell around them: gRPC, TLS, listeners.
+// With [Config].Advise it picks nothing: every stream is an observing one, of a filter beside another router, and gets no answer.
+// Each request is judged as if it had come here, and compared with what whoever served has: see Advice.
+//
+// exchange, answer, open and sighting are cores: messages in, messages out. The rest is the shell around them: gRPC, TLS, listeners.
 package extproc

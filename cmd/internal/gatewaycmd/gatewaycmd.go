@@ -84,7 +84,7 @@ func (c Config) Validate() error {
 		}
 	}
 	if c.ExtProc.Advise && c.Listen != "" {
-		errs = append(errs, config.Fault{Field: "ext-proc.advise", Value: "true", Problem: fmt.Sprintf("and clients at %s (--listen) don't go together: a gateway that advises picks nothing", c.Listen), Remedy: "give --listen \"\""})
+		errs = append(errs, config.Fault{Field: "ext-proc.advise", Value: "true", Problem: fmt.Sprintf("a gateway that advises picks nothing, so it can't serve clients at %s", c.Listen), Remedy: "give --listen \"\""})
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Model)) {
 		// What is in the folder is judged when it is read: damaged files are logged and the engine is asked.

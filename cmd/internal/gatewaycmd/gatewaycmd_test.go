@@ -37,6 +37,8 @@ func TestFaultsAndTakenPorts(t *testing.T) {
 		}},
 		{"port of clients", []string{"--listen", addr, "--admin-listen", "127.0.0.1:0", "--gossip-enabled=false"}, 1, []string{addr, "--listen"}},
 		{"nobody to serve", []string{"--listen", "", "--ext-proc-deadline", "-1s", "--ext-proc-health-listen", "x"}, 2, []string{"listen: missing port", `ext-proc.deadline = "-1s" is not positive`, `ext-proc.health-listen = "x"`}},
+		{"advice beside clients", []string{"--ext-proc-listen", "127.0.0.1:0", "--ext-proc-advise"}, 2, []string{`ext-proc.advise = "true": a gateway that advises picks nothing`, "clients at :8080", `give --listen ""`}},
+		{"advice for nobody", []string{"--listen", "", "--ext-proc-advise"}, 2, []string{"ext-proc.advise", "--ext-proc-listen"}},
 		{"port of Envoy", []string{"--listen", "", "--admin-listen", "127.0.0.1:0", "--gossip-enabled=false", "--ext-proc-listen", addr}, 1, []string{addr, "--ext-proc-listen"}},
 		{"port of operators", []string{"--listen", "127.0.0.1:0", "--admin-listen", addr, "--gossip-enabled=false"}, 1, []string{addr, "--admin-listen"}},
 		{"port of gossip", []string{"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--gossip-bind", addr}, 1, []string{addr, "another port"}},
