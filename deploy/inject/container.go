@@ -43,7 +43,11 @@ func (o Options) agent(pod *corev1.Pod, e *engine, ev events, g gpus) corev1.Con
 	if o.Label != "" {
 		args = append(args, "--gossip-label="+o.Label)
 	}
-	mounts := []corev1.VolumeMount{{Name: stateVolume, MountPath: stateDir}}
+	mounts := []corev1.VolumeMount{
+		{Name: stateVolume, MountPath: stateDir},
+		// The API server mounts the pod's token where nothing is; the agent needs none.
+		{Name: stateVolume, MountPath: tokenDir, ReadOnly: true},
+	}
 	if o.KeysSecret != "" {
 		args = append(args, "--gossip-key-file="+keysDir+"/"+KeyFile, "--seed-file="+keysDir+"/"+SeedFile)
 		mounts = append(mounts, corev1.VolumeMount{Name: keysVolume, MountPath: keysDir, ReadOnly: true})

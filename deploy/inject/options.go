@@ -34,6 +34,7 @@ const (
 	keysVolume     = "grapevine-keys"
 	stateDir       = "/var/lib/grapevine"
 	keysDir        = "/etc/grapevine/keys"
+	tokenDir       = "/var/run/secrets/kubernetes.io/serviceaccount"
 	KeyFile        = "gossip.key" // in the keys' Secret
 	SeedFile       = "seed"
 	MetricsPort    = "gv-metrics" // name of the agent's metrics port

@@ -21,6 +21,7 @@ func TestKube(t *testing.T) {
 	t.Run("Manifests", p.manifests)
 	t.Run("Rights", p.leastRights)
 	t.Run("Injection", p.injectedPods)
+	t.Run("GoldenPods", p.goldenPods)
 	t.Run("AdmissionTime", p.admissionTime)
 	t.Run("CertificateRotates", p.certificateRotates)
 	t.Run("InjectorRolls", p.injectorRolls)

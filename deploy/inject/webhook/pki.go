@@ -50,7 +50,7 @@ func (p plan) renew(now time.Time, data map[string][]byte, trusted bool) (map[st
 		next = make(map[string][]byte)
 	}
 	ca, caErr := readPair(next[caCert], next[caKey])
-	if caErr != nil || !ca.Leaf.IsCA || due(now, ca.Leaf) {
+	if caErr != nil || !ca.Leaf.IsCA || due(now, ca.Leaf, p.caLife) {
 		var err error
 		if next[caCert], next[caKey], err = newAuthority(now, p.caLife); err != nil {
 			return nil, err
@@ -64,7 +64,7 @@ func (p plan) renew(now time.Time, data map[string][]byte, trusted bool) (map[st
 	serving, err := readPair(next[tlsCert], next[tlsKey])
 	usable := err == nil && p.usable(now, serving.Leaf, next[caBundle])
 	bySame := usable && serving.Leaf.CheckSignatureFrom(ca.Leaf) == nil
-	if !usable || trusted && (!bySame || due(now, serving.Leaf)) {
+	if !usable || trusted && (!bySame || due(now, serving.Leaf, p.certLife)) {
 		if next[tlsCert], next[tlsKey], err = p.issue(now, ca); err != nil {
 			return nil, err
 		}
@@ -88,9 +88,11 @@ func (p plan) usable(now time.Time, cert *x509.Certificate, bundle []byte) bool 
 	return err == nil
 }
 
-// due says whether less than a third of the life is left.
-func due(now time.Time, c *x509.Certificate) bool {
-	return c.NotAfter.Sub(now) < c.NotAfter.Sub(c.NotBefore)/3
+// due says whether less than a third of its life is left, or more than is wanted
+// now.
+func due(now time.Time, c *x509.Certificate, life time.Duration) bool {
+	left := c.NotAfter.Sub(now)
+	return left < c.NotAfter.Sub(c.NotBefore)/3 || left > life
 }
 
 func readPair(certPEM, keyPEM []byte) (tls.Certificate, error) {

@@ -142,6 +142,25 @@ func TestRenew(t *testing.T) {
 	})
 }
 
+// A shorter life holds for what is there already.
+func TestLifeShortened(t *testing.T) {
+	now := time.Now()
+	data := renew(t, now, nil, false)
+	short := testPlan
+	short.caLife, short.certLife = time.Hour, time.Minute
+	for range 3 { // the CA, what it signs, nothing
+		next, err := short.renew(now, data, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data = next
+	}
+	pair, err := readPair(data[tlsCert], data[tlsKey])
+	if err != nil || pair.Leaf.NotAfter.Sub(now) > time.Minute {
+		t.Errorf("ends in %v: %v", pair.Leaf.NotAfter.Sub(now), err)
+	}
+}
+
 func TestBundleTakesOursOnly(t *testing.T) {
 	now := time.Now()
 	data := renew(t, now, nil, false)
