@@ -216,8 +216,13 @@ func runsRay(words []word) bool {
 	return slices.ContainsFunc(words, func(w word) bool { return path.Base(w.text) == "ray" || strings.Contains(w.text, "multi-node-serving") })
 }
 
-// usualPort is where the engines listen if nothing else is said.
-var usualPort = map[kind]int{vllm: 8000, sglang: 30000}
+// usualPort is where an engine listens if nothing else is said.
+func (k kind) usualPort() int {
+	if k == sglang {
+		return 30000
+	}
+	return 8000
+}
 
 // findPort settles the engine's HTTP port: annotation, argument, the container's
 // only port, the usual one. VLLM_PORT is not it: vLLM uses that within.
@@ -232,14 +237,14 @@ func (e *engine) findPort(pod *corev1.Pod) {
 		return
 	}
 	if !given && !e.opaque {
-		e.port = usualPort[e.kind]
+		e.port = e.kind.usualPort()
 		return
 	}
 	if len(e.container.Ports) == 1 {
 		e.port, e.portFrom = int(e.container.Ports[0].ContainerPort), "the container's port"
 		return
 	}
-	e.port, e.portFrom = usualPort[e.kind], "the usual port"
+	e.port, e.portFrom = e.kind.usualPort(), "the usual port"
 }
 
 func parsePort(s string) int {
