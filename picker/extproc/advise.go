@@ -144,11 +144,14 @@ func (l *service) advise(stream extprocv3.ExternalProcessor_ProcessServer, m *ex
 	w := &watch{service: l, arrived: time.Now(), x: sighting{limit: int(l.opt.MaxBodyBytes)}}
 	w.in = a.recorder.Begin(w.arrived)
 	a.report.begin()
+	defer w.end()
 	for {
 		w.message(m)
+		if w.x.answer.ended {
+			return nil // Envoy itself would keep the stream for seconds (deferred_close_timeout)
+		}
 		var err error
 		if m, err = stream.Recv(); err != nil {
-			w.end()
 			return gone(err)
 		}
 	}

@@ -288,7 +288,7 @@ func TestAdviseBooks(t *testing.T) {
 	e := r.open()
 	e.send(sent(completionsPath, home, idsBody(100))...)
 	r.await("the request to be booked", func() bool { return r.outstanding(home) == 1 })
-	e.send(answered("200", "text/event-stream", home, firstEvent)...)
+	e.send(observed(respond("200", "text/event-stream", home), responseChunk(firstEvent, false))...)
 	time.Sleep(10 * time.Millisecond)
 	if h, o := r.outstanding(home), r.outstanding(other); h != 1 || o != 0 {
 		t.Errorf("%d and %d requests booked, want 1 and 0", h, o)
@@ -299,7 +299,7 @@ func TestAdviseBooks(t *testing.T) {
 	e = r.open()
 	e.send(sent(completionsPath, home, idsBody(100))...)
 	r.await("the request to be booked", func() bool { return r.outstanding(home) == 1 })
-	e.send(answered("200", "text/event-stream", other, firstEvent)...)
+	e.send(observed(respond("200", "text/event-stream", other), responseChunk(firstEvent, false))...)
 	r.await("it to be taken off the books, for another served it", func() bool { return r.outstanding(home) == 0 })
 	e.cancel()
 	r.await("no stream", func() bool { return r.server.watchers.Load() == 0 })

@@ -168,10 +168,13 @@ func TestAdviserKilled(t *testing.T) {
 					return
 				default:
 				}
-				body := tokens(100*c+i, 500, 20)
-				a, err := post(t.Context(), f.url+"/v1/completions", body)
+				path, body := "/v1/completions", tokens(100*c+i, 500, 20)
+				if i%2 > 0 {
+					path, body = chatPath, chat(words(100*c+i, 200), 20, true)
+				}
+				a, err := post(t.Context(), f.url+path, body)
 				mu.Lock()
-				if sent++; err != nil || a.status != http.StatusOK || usageOf(t, a.body).PromptTokens != 500 || usageOf(t, a.body).CompletionTokens != 20 {
+				if sent++; err != nil || a.status != http.StatusOK || usageOf(t, a.body).CompletionTokens != 20 {
 					altered++
 				}
 				mu.Unlock()
@@ -195,5 +198,11 @@ func TestAdviserKilled(t *testing.T) {
 	if err != nil || a.Requests == 0 {
 		t.Errorf("after the restart: %+v, %v", a, err)
 	}
-	t.Logf("%d requests, %d altered or failed; the restarted gateway has seen %d", sent, altered, a.Requests)
+	eventually(t, 5*time.Second, "all that was seen to end", func() error {
+		if a, err = adviceOf(f.Gateways[0].Admin); err == nil && a.InProgress > 0 {
+			err = fmt.Errorf("%d are in progress", a.InProgress)
+		}
+		return err
+	})
+	t.Logf("%d requests, %d altered or failed; the restarted gateway says %+v", sent, altered, a)
 }
