@@ -41,8 +41,9 @@ func (p *Picker) advance(now time.Time, t *table) {
 	t.advanced = now
 }
 
-// mostCrowding is the most that work for others counts. Twice as much, or half, changes little.
-const mostCrowding = 8
+// mostCrowding is the most that work for others counts. Twice as much changes little for senders that are alone, and lets one that
+// sends many short prompts delay the others more.
+const mostCrowding = 4
 
 // crowding is how much the work that a request makes counts for others: once where nothing waits, since it is in the way of whoever
 // comes next; and once more for each held request that an endpoint has to serve, since all of them wait as much longer. So

@@ -50,7 +50,7 @@ func TestNoisyFlowHarmsNobody(t *testing.T) {
 	}{
 		{"agents", agents(30), Single, 0.24, 0.75, 2},
 		{"agents", agents(30), Chunked, 0.24, 0.72, 2},
-		{"agents, too much", agents(30), Single, 0.24, 1.05, 8}, // they wait for where their prefixes are
+		{"agents, too much", agents(30), Single, 0.24, 1.05, 5}, // they wait for where their prefixes are
 		{"long prompts", strangers(250), Single, 0.41, 0.75, 2},
 		{"long prompts", strangers(250), Chunked, 0.41, 0.75, 2},
 		{"long prompts, too much", strangers(250), Single, 0.41, 1.05, 4},
