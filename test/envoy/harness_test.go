@@ -142,6 +142,7 @@ func (e *proxy) healthy(t *testing.T, cluster string, n int) {
 		}
 		return nil
 	})
+	time.Sleep(50 * time.Millisecond) // the gauge is the main thread's; those that serve hear of it a moment later
 }
 
 // client keeps no connections, so that tests do not share any; answers are not unpacked.

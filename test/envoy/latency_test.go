@@ -108,11 +108,11 @@ func TestLatency(t *testing.T) {
 	for p, after := range cpuOf(t, hops) {
 		idle[p] = (after - idle[p]) / 2
 	}
-	for kib, perSec := range map[int]float64{8: 100, 128: 40} {
-		r.Cells = append(r.Cells, latencyOf(t, hops, kib, perSec**latencyRate, idle))
-	}
-	if r.Cells[0].KiB > r.Cells[1].KiB {
-		r.Cells[0], r.Cells[1] = r.Cells[1], r.Cells[0]
+	for _, c := range []struct {
+		kib    int
+		perSec float64
+	}{{8, 100}, {128, 40}} {
+		r.Cells = append(r.Cells, latencyOf(t, hops, c.kib, c.perSec**latencyRate, idle))
 	}
 	r.Load[1] = loadAverage(t)
 	t.Log(r.String())
