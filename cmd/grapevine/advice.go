@@ -35,12 +35,15 @@ func writeAdvice(w io.Writer, a *extproc.Advice, now time.Time) {
 	t.AppendHeader(table.Row{"", "requests", "prompt tokens", "ours would have matched", "theirs matched", "engines found"})
 	t.AppendRow(table.Row{"compared", a.Compared, a.PromptTokens, share(a.OursTokens, a.PromptTokens), share(a.TheirsTokens, a.PromptTokens), ""})
 	c := &a.Checked
-	t.AppendRow(table.Row{"of these, told by engines", c.Requests, c.PromptTokens, share(c.OursTokens, c.PromptTokens), share(c.TheirsTokens, c.PromptTokens), share(c.CachedTokens, c.PromptTokens)})
+	t.AppendRow(table.Row{"of these in time, engines told", c.Requests, c.PromptTokens, share(c.OursTokens, c.PromptTokens), share(c.TheirsTokens, c.PromptTokens), share(c.CachedTokens, c.PromptTokens)})
 	e := &a.Engines
-	t.AppendRow(table.Row{"all told by engines", e.Requests, e.PromptTokens, "", "", share(e.CachedTokens, e.PromptTokens)})
+	t.AppendRow(table.Row{"all that engines told", e.Requests, e.PromptTokens, "", "", share(e.CachedTokens, e.PromptTokens)})
 	t.Render()
 	if a.Compared > 0 {
 		fmt.Fprintf(w, "ours would have picked who served for %.1f %% of those compared; %d would have waited for an endpoint\n", 100*float64(a.SameEndpoint)/float64(a.Compared), a.WouldWait)
+		if a.Late > 0 {
+			fmt.Fprintf(w, "%d were judged when their answers had begun, so theirs is what the engines told: give the gateway the model's files (--model) to be quicker\n", a.Late)
+		}
 		fmt.Fprintln(w, adviceBounds)
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 const (
 	// adviseWorkers read prompts and ask the picker, away from the streams, which only take in what Envoy sends.
-	adviseWorkers = 8
+	adviseWorkers = 32
 	// adviseQueue bounds the requests that wait for them.
 	adviseQueue = 1024
 	// adviseWait bounds the work on one: an engine that is asked for a prompt's tokens may hang.
@@ -101,9 +101,6 @@ func (a *adviser) judge(ctx context.Context, j *judgement) {
 	}
 	id := inbound.RequestID(j.demand.headers)
 	if j.pick, j.prompt, j.err = a.reader.Request(ctx, j.demand.headers, req, id, true); j.err != nil {
-		return
-	}
-	if j.late = j.answered.Load(); j.late {
 		return
 	}
 	pick := j.pick
@@ -316,10 +313,11 @@ func (w *watch) verdict(j *judgement) verdict {
 		v.result = resultFailed
 	case j.pick.TokenIDs == nil && j.pick.Chains == nil:
 		v.result = resultPrompt
-	case j.late:
-		v.result = resultLate
 	default:
 		v.compare(&j.would, w.x.served, w.x.rank)
+		if v.result == resultCompared && j.late {
+			v.correct()
+		}
 	}
 	return v
 }
@@ -373,5 +371,19 @@ func (v *verdict) compare(w *would, served string, rank int) {
 		address, _, _ := strings.Cut(ours.endpoint, "#")
 		v.result, v.same, v.held = resultCompared, address == served, w.held
 		v.prompt, v.ours, v.theirs = w.prompt, int(ours.tokens), int(theirs.tokens)
+	}
+}
+
+// correct makes good for a request that was judged when its answer had begun: its own blocks may count as found where it was
+// served. What the engine told is true then. That some would have been picked for these very blocks remains; it is not to our
+// favour.
+func (v *verdict) correct() {
+	if v.late = true; v.engine < 0 {
+		*v = verdict{result: resultLate, engine: -1}
+		return
+	}
+	v.theirs = min(v.theirs, v.engine)
+	if v.same {
+		v.ours = v.theirs
 	}
 }

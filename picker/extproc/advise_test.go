@@ -399,13 +399,38 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+func TestLate(t *testing.T) {
+	compared := verdict{result: resultCompared, prompt: 100, ours: 96, theirs: 96, engine: 32, engineOf: 100}
+	tests := []struct {
+		name         string
+		same         bool
+		engine       int
+		ours, theirs int
+		result       string
+	}{
+		{"elsewhere", false, 32, 96, 32, resultCompared},
+		{"at the same", true, 32, 32, 32, resultCompared},
+		{"the engine found more", true, 99, 96, 96, resultCompared},
+		{"the engine does not tell", false, -1, 0, 0, resultLate},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			v := compared
+			v.same, v.engine = tt.same, tt.engine
+			if v.correct(); v.ours != tt.ours || v.theirs != tt.theirs || v.result != tt.result {
+				t.Errorf("%+v, want %+v", v, tt)
+			}
+		})
+	}
+}
+
 func TestReport(t *testing.T) {
 	now := time.Now()
 	r := newReport(now, nil)
 	for _, v := range []verdict{
 		{result: resultCompared, prompt: 100, ours: 64, theirs: 32, engine: 30, engineOf: 101},
 		{result: resultCompared, prompt: 100, ours: 48, theirs: 48, same: true, held: true, engine: -1},
-		{result: resultLate, engine: 10, engineOf: 20},
+		{result: resultCompared, prompt: 19, ours: 16, theirs: 10, engine: 10, engineOf: 20, late: true},
 		{result: resultUnserved, engine: -1},
 	} {
 		r.begin()
@@ -414,8 +439,8 @@ func TestReport(t *testing.T) {
 	r.begin()
 	r.missed()
 	want := &Advice{
-		Since: now, Requests: 6, InProgress: 1, Compared: 2, NotCompared: map[string]int{resultLate: 1, resultUnserved: 1, resultMissed: 1},
-		SameEndpoint: 1, WouldWait: 1, PromptTokens: 200, OursTokens: 112, TheirsTokens: 80,
+		Since: now, Requests: 6, InProgress: 1, Compared: 3, NotCompared: map[string]int{resultUnserved: 1, resultMissed: 1},
+		SameEndpoint: 1, WouldWait: 1, Late: 1, PromptTokens: 219, OursTokens: 128, TheirsTokens: 90,
 		Checked: Checked{Requests: 1, PromptTokens: 101, OursTokens: 64, TheirsTokens: 32, CachedTokens: 30},
 		Engines: EngineTold{Requests: 2, PromptTokens: 121, CachedTokens: 40},
 	}

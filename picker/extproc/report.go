@@ -16,7 +16,7 @@ const (
 	resultPrompt     = "prompt_unknown"   // its token ids
 	resultBody       = "body_skipped"     // over a limit
 	resultIncomplete = "incomplete"       // answered before all of it had come
-	resultLate       = "late"             // judged when its own blocks may have been in the caches
+	resultLate       = "late"             // judged when its own blocks may have been in the caches, and the engine did not tell what it found
 	resultBusy       = "busy"             // too many waited to be judged
 	resultFailed     = "not_judged"       // nobody serves its model as far as is known, an engine that was asked for tokens failed
 	resultEndpoint   = "endpoint_unknown" // who served does not show, or is not in the pool
@@ -31,6 +31,7 @@ type verdict struct {
 	prompt, ours, theirs int // tokens; of the prompt, found by who would have been picked, by who served
 	same                 bool
 	held                 bool // it would have waited
+	late                 bool // theirs is what the engine told
 	// As the engine told:
 	engine, engineOf int // tokens found, of a prompt of so many; -1: it did not
 }
@@ -50,10 +51,11 @@ type Advice struct {
 	// Of those compared:
 	SameEndpoint int   `json:"same_endpoint"` // this gateway would have picked who served
 	WouldWait    int   `json:"would_wait"`    // this gateway would have held them until an endpoint was ready
+	Late         int   `json:"late"`          // theirs is what the engine told: they were judged when their own blocks may have been in its cache
 	PromptTokens int64 `json:"prompt_tokens"`
 	OursTokens   int64 `json:"ours_tokens"`   // found in the cache of who would have been picked, as its digest says
 	TheirsTokens int64 `json:"theirs_tokens"` // found in the cache of who served, as its digest says
-	// Checked are those compared whose engines told what they found.
+	// Checked are those compared in time whose engines told what they found.
 	Checked Checked `json:"checked"`
 	// Engines is what all engines told, compared or not.
 	Engines EngineTold `json:"engines"`
@@ -147,7 +149,10 @@ func (r *report) end(v verdict) {
 		s.WouldWait++
 		r.wait.Inc()
 	}
-	if c := &s.Checked; v.engine >= 0 {
+	if v.late {
+		s.Late++
+	}
+	if c := &s.Checked; v.engine >= 0 && !v.late {
 		c.Requests++
 		c.PromptTokens += int64(v.engineOf)
 		c.OursTokens += int64(v.ours)
