@@ -114,7 +114,7 @@ func TestAdviseCompares(t *testing.T) {
 				for c := range conversations {
 					u := usageOf(t, mustPost(t, http.StatusOK, f.url+"/v1/completions", tokens(c, 800*(i+1), 8)).body)
 					found, asked = found+u.Details.CachedTokens, asked+u.PromptTokens
-					time.Sleep(100 * time.Millisecond) // for the digests
+					time.Sleep(200 * time.Millisecond) // for the digests
 				}
 			}
 			a := f.seen(t, conversations*turns)
@@ -131,10 +131,11 @@ func TestAdviseCompares(t *testing.T) {
 			if a.Engines.CachedTokens != int64(found) || a.Engines.PromptTokens != int64(asked) {
 				t.Errorf("engines told clients of %d of %d tokens, the gateway of %+v", found, asked, a.Engines)
 			}
-			if c := a.Checked; c.TheirsTokens != c.CachedTokens {
+			if c := a.Checked; max(c.TheirsTokens, c.CachedTokens)-min(c.TheirsTokens, c.CachedTokens) > c.PromptTokens/50 {
 				t.Errorf("whoever served was predicted to have %d tokens, and had %d", c.TheirsTokens, c.CachedTokens)
 			}
-			if constant != (a.OursTokens == a.TheirsTokens) || a.OursTokens < a.TheirsTokens {
+			ratio := float64(a.OursTokens) / float64(a.TheirsTokens)
+			if constant && (ratio < 0.9 || ratio > 1.1) || !constant && ratio < 2 {
 				t.Errorf("ours would have found %d tokens, theirs found %d", a.OursTokens, a.TheirsTokens)
 			}
 			if !strings.Contains(text, "no forecast") || !strings.Contains(text, "grapevine sim") {
