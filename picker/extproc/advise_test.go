@@ -399,6 +399,35 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// FuzzSighting: whatever comes in whatever order, a request is there once at most, and no more of it is kept than may be.
+func FuzzSighting(f *testing.F) {
+	kinds := []*extprocv3.ProcessingRequest{
+		post(none, streamed), get("/v1/models", none), sent(completionsPath, "10.0.0.1:8000,x", nil)[0], headeredOnly("[::1]:80", nil)[0],
+		chunk(idsBody(5), false), chunk(nil, true), trailers(), respond("200", "text/event-stream", "a:1"), respond("503", "application/json", ""),
+		attributed(answered("200", "application/json", ""), "a:1")[0], responseChunk(firstEvent, false), responseChunk(wholeJSON, true), lastTrailers(), {},
+	}
+	f.Add([]byte{0, 4, 5, 7, 10, 11})
+	f.Add([]byte{2, 4, 6, 9, 10, 12})
+	f.Add([]byte{8, 4, 4, 4, 5, 5, 3})
+	f.Fuzz(func(t *testing.T, sequence []byte) {
+		x := sighting{limit: 128}
+		ready := 0
+		for _, b := range sequence[:min(len(sequence), 64)] {
+			if x.take(kinds[int(b)%len(kinds)]) {
+				ready++
+			}
+			kept := 0
+			for _, c := range x.chunks {
+				kept += len(c)
+			}
+			if ready > 1 || kept != x.size || kept > x.limit || x.skipped && kept > 0 {
+				t.Fatalf("ready %d times, %d bytes kept, %d counted, skipped %v", ready, kept, x.size, x.skipped)
+			}
+		}
+		x.answer.outcome()
+	})
+}
+
 func TestLate(t *testing.T) {
 	compared := verdict{result: resultCompared, prompt: 100, ours: 96, theirs: 96, engine: 32, engineOf: 100}
 	tests := []struct {
