@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,6 +67,10 @@ func podSet(spec poolSpec, pods map[string]pod) set {
 			s.terminating++
 		case p.state == ready && p.ip != "":
 			for _, port := range spec.ports {
+				if !usable(p.ip, port) {
+					s.note = max(s.note, unusable(p.ip, port))
+					continue
+				}
 				s.endpoints = append(s.endpoints, hostPort(p.ip, port))
 			}
 		case p.state != ended:
@@ -73,10 +78,21 @@ func podSet(spec poolSpec, pods map[string]pod) set {
 		}
 	}
 	s.endpoints = sorted(s.endpoints)
-	if spec.protocol == protocolH2C {
+	if spec.protocol == protocolH2C && s.note == "" {
 		s.note = "appProtocol " + protocolH2C + ": this gateway's own proxy speaks HTTP/1.1 with endpoints; behind ext_proc the gateway in front speaks with them"
 	}
 	return s
+}
+
+// usable reports whether an address can be one of an endpoint. The API server looks at no port of an EndpointSlice, and one
+// that can't be must not keep the others from the picker.
+func usable(ip string, port int32) bool {
+	a, err := netip.ParseAddr(ip)
+	return err == nil && a.Zone() == "" && 1 <= port && port <= 65535
+}
+
+func unusable(ip string, port int32) string {
+	return fmt.Sprintf("%q with port %d is no address of an endpoint: left out", ip, port)
 }
 
 const protocolH2C = "kubernetes.io/h2c"
@@ -95,7 +111,7 @@ func sliceSet(port string, parts map[string]slice) set {
 	type key struct{ address, target string }
 	states := map[key]state{}
 	ports := map[string]bool{} // that there are
-	found := false
+	found, bad := false, ""
 	for _, p := range parts {
 		if p.family == familyNames || p.family == familyIPv6 && families[familyIPv4] {
 			continue
@@ -109,6 +125,10 @@ func sliceSet(port string, parts map[string]slice) set {
 		}
 		found = true
 		for _, m := range p.members {
+			if !usable(m.address, number) {
+				bad = max(bad, unusable(m.address, number))
+				continue
+			}
 			k := key{hostPort(m.address, number), m.target}
 			states[k] = max(states[k], m.state)
 		}
@@ -132,6 +152,8 @@ func sliceSet(port string, parts map[string]slice) set {
 		s.note = "the Service has several ports: name one of " + list(ports)
 	case !found && len(ports) > 0:
 		s.note = fmt.Sprintf("no port %s: the EndpointSlices have %s (by name or number; the number is the pods' own, not the Service's)", port, list(ports))
+	case bad != "":
+		s.note = bad
 	case !found && families[familyNames]:
 		s.note = "EndpointSlices of names (FQDN) are not supported: give these hosts as --endpoints"
 	}
