@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"google.golang.org/grpc/peer"
 )
 
 // socketMode lets the group of the process connect to a unix socket: Envoy in the same pod.
@@ -107,4 +110,14 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		}
 	}
 	return c.current, nil
+}
+
+// localAddress is where Envoy reached this gateway, "" if that means nothing elsewhere.
+func localAddress(ctx context.Context) string {
+	if p, ok := peer.FromContext(ctx); ok {
+		if a, ok := p.LocalAddr.(*net.TCPAddr); ok {
+			return a.String()
+		}
+	}
+	return ""
 }

@@ -6,4 +6,5 @@ const (
 	keyError     = "error"
 	keyReason    = "reason"
 	keyResult    = "result"
+	keyStack     = "stack"
 )

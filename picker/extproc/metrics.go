@@ -13,6 +13,7 @@ type metrics struct {
 	pick         prometheus.Histogram   // seconds
 	elsewhere    prometheus.Counter
 	observations *prometheus.CounterVec // result
+	panics       prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, o *open) *metrics {
@@ -24,10 +25,11 @@ func newMetrics(reg prometheus.Registerer, o *open) *metrics {
 		pick:         prometheus.NewHistogram(prometheus.HistogramOpts{Name: "grapevine_extproc_pick_seconds", Help: "From all of a request here to its pick sent, without the time that it was held.", Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14)}),
 		elsewhere:    prometheus.NewCounter(prometheus.CounterOpts{Name: "grapevine_extproc_served_elsewhere_total", Help: "Requests that another endpoint served than the one picked first."}),
 		observations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "grapevine_extproc_observations_total", Help: "Responses seen on observing streams, by result: joined to a pick of this gateway, or unknown (picked by another gateway, not at all, or too long ago)."}, []string{"result"}),
+		panics:       prometheus.NewCounter(prometheus.CounterOpts{Name: "grapevine_extproc_panics_total", Help: "Streams ended by a fault of this gateway, which its log tells; each is a bug."}),
 	}
 	if reg != nil {
 		undecided := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "grapevine_extproc_open_picks", Help: "Picks whose requests have not ended as far as this gateway knows."}, func() float64 { return float64(o.len()) })
-		reg.MustRegister(m.streams, m.picks, m.bytes, m.protocol, m.pick, m.elsewhere, m.observations, undecided)
+		reg.MustRegister(m.streams, m.picks, m.bytes, m.protocol, m.pick, m.elsewhere, m.observations, m.panics, undecided)
 	}
 	return m
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -14,7 +13,6 @@ import (
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -32,7 +30,8 @@ type service struct {
 }
 
 // Process serves one stream of Envoy: one HTTP request.
-func (l *service) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
+func (l *service) Process(stream extprocv3.ExternalProcessor_ProcessServer) (err error) {
+	defer l.contain(&err)
 	first, err := stream.Recv()
 	if err != nil {
 		return gone(err)
@@ -123,6 +122,13 @@ func (c *session) run(first *extprocv3.ProcessingRequest) error {
 
 // receive takes in messages until Envoy ends the stream, or has to be told that it is at an end.
 func (c *session) receive() {
+	var fault error
+	defer func() {
+		if fault != nil {
+			c.leave(fault)
+		}
+	}()
+	defer c.contain(&fault)
 	for {
 		m, err := c.stream.Recv()
 		if errors.Is(err, io.EOF) && !c.mayLeave() {
@@ -297,17 +303,11 @@ func (c *session) refuseLocked(r *refusal) bool {
 // choose makes the choice and gives the request back with it.
 func (c *session) choose(ctx context.Context) {
 	began := time.Now()
-	c.mu.Lock()
-	if c.exchange.phase != picking { // the client has an answer already
-		c.mu.Unlock()
+	d, wanted := c.wanted()
+	if !wanted { // the client has an answer already
 		c.metrics.picks.WithLabelValues("cancelled").Inc()
 		return
 	}
-	d := c.exchange.demand()
-	if d.hurried && c.cfg.BufferedHold > 0 { // heeded where Envoy's max_message_timeout allows it
-		_ = c.send([]*extprocv3.ProcessingResponse{{OverrideMessageTimeout: durationpb.New(c.cfg.BufferedHold + time.Second)}})
-	}
-	c.mu.Unlock()
 	decision, r := c.decide(ctx, began, &d)
 
 	c.mu.Lock()
@@ -342,14 +342,18 @@ func (c *session) choose(ctx context.Context) {
 	c.free()
 }
 
-// localAddress is where Envoy reached this gateway, "" if that means nothing elsewhere.
-func localAddress(ctx context.Context) string {
-	if p, ok := peer.FromContext(ctx); ok {
-		if a, ok := p.LocalAddr.(*net.TCPAddr); ok {
-			return a.String()
-		}
+// wanted returns what to choose by, and asks Envoy for the time that a hold may take; false: nobody waits for the choice any more.
+func (c *session) wanted() (demand, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d := c.exchange.demand()
+	if c.exchange.phase != picking {
+		return d, false
 	}
-	return ""
+	if d.hurried && c.cfg.BufferedHold > 0 { // heeded where Envoy's max_message_timeout allows it
+		_ = c.send([]*extprocv3.ProcessingResponse{{OverrideMessageTimeout: durationpb.New(c.cfg.BufferedHold + time.Second)}})
+	}
+	return d, true
 }
 
 // promptWait is how long an engine may be asked for a prompt's tokens while Envoy waits for the answer to a buffered body.
