@@ -294,16 +294,13 @@ func (e *envoy) recv() *extprocv3.ProcessingResponse {
 // fails wants the stream to end with a code.
 func (e *envoy) fails(code codes.Code) {
 	e.t.Helper()
-	for {
-		m, err := e.stream.Recv()
-		if err == nil {
-			e.t.Errorf("got %v, want the stream to fail", m)
-			return
-		}
-		if status.Code(err) != code {
-			e.t.Errorf("stream ended with %v, want %v", err, code)
-		}
+	m, err := e.stream.Recv()
+	if err == nil {
+		e.t.Errorf("got %v, want the stream to fail", m)
 		return
+	}
+	if status.Code(err) != code {
+		e.t.Errorf("stream ended with %v, want %v", err, code)
 	}
 }
 
