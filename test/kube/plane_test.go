@@ -76,7 +76,7 @@ func newPlane(t *testing.T) *plane {
 	})
 	p.network(t)
 	p.certificates(t)
-	p.etcd = p.start(t, "etcd", "--data-dir", p.file("etcd"), "--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn",
+	p.etcd = p.start(t, "etcd", "--data-dir", t.TempDir(), "--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "default=http://127.0.0.1:2380")
 	p.apiserver = p.start(t, "kube-apiserver", p.apiserverArgs()...)
