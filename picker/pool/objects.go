@@ -13,10 +13,17 @@ import (
 type podObject struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
-	Status            struct {
-		Phase      string      `json:"phase"`
-		PodIP      string      `json:"podIP"`
-		Conditions []condition `json:"conditions"`
+	Spec              struct {
+		ReadinessGates []struct {
+			ConditionType string `json:"conditionType"`
+		} `json:"readinessGates"`
+	} `json:"spec"`
+	Status struct {
+		Phase          string            `json:"phase"`
+		PodIP          string            `json:"podIP"`
+		Conditions     []condition       `json:"conditions"`
+		Containers     []containerStatus `json:"containerStatuses"`
+		InitContainers []containerStatus `json:"initContainerStatuses"`
 	} `json:"status"`
 }
 
@@ -24,6 +31,14 @@ type condition struct {
 	Type   string `json:"type"`
 	Status string `json:"status"`
 }
+
+type containerStatus struct {
+	Name  string `json:"name"`
+	Ready bool   `json:"ready"`
+}
+
+// agentContainer is what the injector calls the agent.
+const agentContainer = "grapevine-agent"
 
 func (o *podObject) DeepCopyObject() runtime.Object { c := *o; return &c }
 
@@ -34,14 +49,50 @@ func (o *podObject) fact() pod {
 		p.state = ended
 	case o.DeletionTimestamp != nil:
 		p.state = terminating
-	default:
-		for _, c := range o.Status.Conditions {
-			if c.Type == "Ready" && c.Status == "True" {
-				p.state = ready
-			}
-		}
+	case o.is("Ready", "True") || o.lacksAgentOnly():
+		p.state = ready
 	}
 	return p
+}
+
+// is reports whether a condition is told and has a status.
+func (o *podObject) is(condition, status string) bool {
+	for _, c := range o.Status.Conditions {
+		if c.Type == condition {
+			return c.Status == status
+		}
+	}
+	return false
+}
+
+// lacksAgentOnly reports whether a pod is not ready because of its agent and of nothing else: the kubelet counts native
+// sidecars (GenerateContainersReadyCondition, kubernetes pkg/kubelet/status/generate.go), so that one which died makes its pod
+// not ready until it runs again. The engine serves all the same.
+func (o *podObject) lacksAgentOnly() bool {
+	if !o.is("ContainersReady", "False") || len(o.Status.Containers) == 0 {
+		return false // it's the node, or the pod has not begun
+	}
+	for _, g := range o.Spec.ReadinessGates {
+		if !o.is(g.ConditionType, "True") {
+			return false
+		}
+	}
+	for _, c := range o.Status.Containers {
+		if !c.Ready {
+			return false
+		}
+	}
+	lacks := false
+	for _, c := range o.Status.InitContainers {
+		switch {
+		case c.Ready:
+		case c.Name != agentContainer:
+			return false
+		default:
+			lacks = true
+		}
+	}
+	return lacks
 }
 
 // sliceObject is an EndpointSlice (discovery.k8s.io/v1).
