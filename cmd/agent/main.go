@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -30,8 +31,20 @@ func main() {
 // run returns the exit code: 2 for faults in flags or configuration, 1 for
 // everything else.
 func run(ctx context.Context, args []string) int {
+	asks := func(arg string) bool {
+		return slices.Contains([]string{"--version", "--print-config", "--help", "-h"}, arg)
+	}
+	if i := slices.Index(args, "--"+superviseFlag); i >= 0 && !slices.ContainsFunc(args, asks) {
+		self, err := os.Executable()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "agent:", err)
+			return 1
+		}
+		return supervisor{program: self, args: slices.Delete(slices.Clone(args), i, i+1), pause: firstPause, stderr: os.Stderr}.run(ctx)
+	}
 	cfg := agent.Default()
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	fs.Bool(superviseFlag, false, "start the agent again whenever it ends, so that its container goes on: a sidecar that ends makes its pod not ready")
 	if ok, code := config.Start(fs, args, &cfg, version, os.Stdout, os.Stderr); !ok {
 		return code
 	}

@@ -52,7 +52,8 @@ func (o Options) agent(pod *corev1.Pod, e *engine, ev events, g gpus) corev1.Con
 		args = append(args, "--gossip-key-file="+keysDir+"/"+KeyFile, "--seed-file="+keysDir+"/"+SeedFile)
 		mounts = append(mounts, corev1.VolumeMount{Name: keysVolume, MountPath: keysDir, ReadOnly: true})
 	}
-	args = append(args, "--state-dir="+stateDir, "--gpus="+g.watch)
+	// A sidecar that ends makes its pod not ready: the container has to stay.
+	args = append(args, "--supervise", "--state-dir="+stateDir, "--gpus="+g.watch)
 	if ev.endpoint != "" {
 		args = append(args, "--kv-events-endpoint="+ev.endpoint)
 	}
