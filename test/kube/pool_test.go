@@ -32,7 +32,7 @@ spec:
   selector: {matchLabels: {app: %s}}
   targetPorts: [{number: 8000}]
   endpointPickerRef: {name: grapevine-gateway, port: {number: 9002}, failureMode: FailOpen}
-`, name, namespace, app), "apply", "--server-side", "-f", "-")
+`, name, namespace, app), "apply", "--server-side", "--force-conflicts", "-f", "-")
 }
 
 // poolChanges measures how soon a gateway knows of what changes on the API server. The pods are objects only, so that
@@ -173,13 +173,14 @@ spec:
   replicas: %d
   selector: {matchLabels: {app: tiny}}
   template:
-    metadata: {labels: {app: tiny}, annotations: {test/engine-args: %q}}
+    metadata: {labels: {app: tiny}, annotations: {test/engine-args: %q, grapevine-llm.github.io/hybrid: "false"}}
     spec:
       containers:
         - name: vllm
           image: vllm/vllm-openai:v0.11.2
           args: [--model, lab/tiny, --served-model-name, tiny, --port, "8000"]
           ports: [{name: http, containerPort: 8000}]
+          lifecycle: {preStop: {sleep: {seconds: 2}}} # engines break off what runs when they are told to go
           readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1}
 `, n, more), "apply", "--server-side", "-f", "-")
 	g := p.gateway(t, release, release)
@@ -328,6 +329,9 @@ func (p *plane) drainPod(t *testing.T) {
 	var list corev1.PodList
 	if err := p.get("/api/v1/namespaces/models/pods?labelSelector=app%3Dtiny", &list); err != nil {
 		t.Fatal(err)
+	}
+	if len(list.Items) == 0 {
+		t.Fatal("no engines")
 	}
 	victim := list.Items[0]
 	address := victim.Status.PodIP + ":8000"
