@@ -55,7 +55,16 @@ func (p *plane) serverSideApply(t *testing.T) {
 	}
 	t.Log("\n" + p.kubectl(t, manifest, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"))
 	p.kubectl(t, manifest, "apply", "--server-side", "-f", "-")
-	t.Cleanup(func() { p.kubectl(t, manifest, "delete", "--wait", "--timeout=60s", "-f", "-") })
+	t.Cleanup(func() {
+		p.kubectl(t, manifest, "delete", "--wait", "--timeout=60s", "-f", "-")
+		eventually(t, time.Minute, "the pods to be gone", func() error {
+			var pods corev1.PodList
+			if err := p.get("/api/v1/namespaces/"+release+"/pods", &pods); err != nil || len(pods.Items) > 0 {
+				return fmt.Errorf("%d left, %v: %w", len(pods.Items), err, errNotYet)
+			}
+			return nil
+		})
+	})
 	p.waitInjector(t)
 
 	// Applied again, nothing changes: neither what the chart says nor what the injector has put in.
