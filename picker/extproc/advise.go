@@ -71,21 +71,22 @@ type judgement struct {
 	done   chan struct{}
 }
 
-// work judges requests until ctx ends.
-func (a *adviser) work(ctx context.Context) {
+// work judges requests until ctx ends. contain is deferred for each, so that a panic is the end of that one alone.
+func (a *adviser) work(ctx context.Context, contain func(*error)) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case j := <-a.jobs:
-			a.judge(ctx, j)
+			a.judge(ctx, j, contain)
 			a.report.judging.Observe(time.Since(j.ended).Seconds())
 			close(j.done)
 		}
 	}
 }
 
-func (a *adviser) judge(ctx context.Context, j *judgement) {
+func (a *adviser) judge(ctx context.Context, j *judgement, contain func(*error)) {
+	defer contain(&j.err)
 	ctx, cancel := context.WithTimeout(ctx, adviseWait)
 	defer cancel()
 	body, done := j.demand.body(&a.buffers)

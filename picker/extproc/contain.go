@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// contain makes a panic in a stream the end of that stream alone, as net/http does for its handlers: gRPC lets it end the
+// contain makes a panic in a stream, or in what is done for it, the end of that alone, as net/http does for its handlers: gRPC lets it end the
 // gateway. To be deferred.
 func (s *Server) contain(err *error) {
 	if v := recover(); v != nil {

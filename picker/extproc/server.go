@@ -177,7 +177,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.adviser != nil {
 		for range adviseWorkers {
-			group.Go(func() error { s.adviser.work(ctx); return nil })
+			group.Go(func() error { s.adviser.work(ctx, s.contain); return nil })
 		}
 	}
 	group.Go(func() error {
