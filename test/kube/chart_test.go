@@ -215,7 +215,7 @@ func (p *plane) manifests(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(found) == 0 {
-			t.Run(filepath.Base(filepath.Dir(pattern)), func(t *testing.T) { t.Skip("there are none") })
+			t.Run(filepath.Base(filepath.Dir(pattern)), func(t *testing.T) { t.Skip("this tree has no such manifests") })
 		}
 		for _, path := range found {
 			p.manifest(t, path)
