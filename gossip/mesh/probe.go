@@ -44,7 +44,7 @@ type Prober struct {
 // ProbeResult is what a node answered.
 type ProbeResult struct {
 	Self    Member   // the node itself; zero if it advertises another address than the one that was asked
-	Members []Member // all that it takes for up, itself among them, by name
+	Members []Member // all that it takes for up, itself among them, by name; none in the moment of its start
 	// KeyTaken and KeyUsed are positions in Prober.Keys: of the key that the node
 	// could read, and of the one it writes with; -1 without encryption.
 	KeyTaken, KeyUsed int

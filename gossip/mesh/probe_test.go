@@ -85,6 +85,8 @@ func probe(t *testing.T, ip string) {
 // TCP reaches the node and UDP does not, as behind a firewall that knows of TCP only.
 func TestProbeWithoutUDP(t *testing.T) {
 	agent := start(t, mesh.Config{Role: mesh.RoleAgent})
+	// Its sockets answer before it counts itself among the members.
+	eventually(t, "it runs", func() bool { return !errors.Is(agent.Send(0, nil), mesh.ErrNotRunning) })
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
