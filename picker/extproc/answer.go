@@ -32,6 +32,7 @@ type answer struct {
 
 	form    form
 	pending []byte // of a body: the start of an event, or all so far
+	line    int    // where the last line of an event's start begins: before it no event ends
 }
 
 // form is how a body is read.
@@ -91,17 +92,24 @@ func (a *answer) trailers() {
 
 func (a *answer) whole() { a.usage, a.counted = openai.ReadUsage(a.pending) }
 
+// lineEnds are the bytes that end a line of an event stream.
+const lineEnds = "\r\n"
+
+// events takes in a part of an event stream. Each byte is looked at a few times at most, however the stream is cut.
 func (a *answer) events(b []byte) {
+	ends := bytes.ContainsAny(b, lineEnds) || bytes.HasSuffix(a.pending, []byte{'\r'})
 	if len(a.pending) > 0 {
 		a.pending = append(a.pending, b...)
 		b = a.pending
 	}
-	for {
-		event, rest, ok := openai.NextEvent(b)
+	for ends {
+		last, rest, ok := openai.NextEvent(b[a.line:])
 		if !ok {
+			a.line += bytes.LastIndexAny(bytes.TrimSuffix(rest, []byte{'\r'}), lineEnds) + 1
 			break
 		}
-		b = rest
+		event := b[:a.line+len(last)]
+		b, a.line = rest, 0
 		a.seen++
 		data := openai.Data(event)
 		a.output = a.output || openai.HasOutput(data)
@@ -115,7 +123,9 @@ func (a *answer) events(b []byte) {
 		a.form, a.pending = formOther, nil
 		return
 	}
-	a.pending = append(a.pending[:0], b...)
+	if len(b) == 0 || len(a.pending) == 0 || &b[0] != &a.pending[0] {
+		a.pending = append(a.pending[:0], b...)
+	}
 }
 
 var (
