@@ -241,6 +241,14 @@ func TestNoPick(t *testing.T) {
 			status: 413, typ: "invalid_request_error", message: "--max-body-bytes", result: "too_large",
 		},
 		{
+			name: "body does not come", setup: setup{options: func(o *Options) { o.ClientTimeout = 20 * time.Millisecond }}, in: []*extprocv3.ProcessingRequest{post(fullDuplex, none), chunk(chatBody(2000, ""), false)},
+			status: 408, typ: "invalid_request_error", message: "--client-timeout", result: "client_timeout",
+		},
+		{
+			name: "buffered body does not come", setup: setup{options: func(o *Options) { o.ClientTimeout = 20 * time.Millisecond }}, in: []*extprocv3.ProcessingRequest{post(buffered, none)},
+			status: 408, typ: "invalid_request_error", message: "--client-timeout", result: "client_timeout",
+		},
+		{
 			name: "too much of all bodies", setup: setup{options: func(o *Options) { o.MaxBodiesBytes = 2048 }}, in: []*extprocv3.ProcessingRequest{post(fullDuplex, none), chunk(chatBody(4000, ""), false)},
 			status: 429, typ: "overloaded_error", message: "--max-bodies-bytes", dropped: "rejected-saturated", retry: true, result: "overloaded",
 		},
@@ -304,6 +312,28 @@ func TestNoPick(t *testing.T) {
 			r.want()
 		})
 	}
+}
+
+// TestClientTimeoutIsForBodies: a request that is here in time has all the time to be picked for, and its answer too.
+func TestClientTimeoutIsForBodies(t *testing.T) {
+	const wait = 50 * time.Millisecond
+	var r *rig
+	r = newRig(t, setup{
+		options: func(o *Options) { o.ClientTimeout = wait },
+		pick: func(ctx context.Context, q picker.Request) (picker.Decision, error) {
+			time.Sleep(2 * wait)
+			return r.picker.Pick(ctx, q)
+		},
+	})
+	e := r.open()
+	e.send(post(fullDuplex, streamed), chunk(chatBody(10, ""), true))
+	e.picked(false)
+	time.Sleep(2 * wait)
+	e.send(respond("200", "application/json", ""))
+	e.recv()
+	e.send(responseChunk(wholeJSON, true))
+	e.recv()
+	r.count("grapevine_extproc_picks_total", 1, "picked")
 }
 
 // never is a picker that holds a request until its context ends.

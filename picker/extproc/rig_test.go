@@ -179,7 +179,7 @@ func newRig(t testing.TB, s setup) *rig {
 	cfg.Listen = []string{"127.0.0.1:0"}
 	opt := Options{
 		Picker: r.picker, Resolver: noPrompts{}, Headers: inbound.DefaultHeaders(),
-		MaxBodyBytes: 32 << 20, MaxBodiesBytes: 1 << 30, MaxStreams: 100, Registerer: r.reg,
+		MaxBodyBytes: 32 << 20, MaxBodiesBytes: 1 << 30, MaxStreams: 100, ClientTimeout: time.Minute, Registerer: r.reg,
 	}
 	if s.config != nil {
 		s.config(&cfg)

@@ -43,6 +43,7 @@ type Options struct {
 	MaxBodyBytes   int64               // of one request
 	MaxBodiesBytes int64               // of all that wait for their pick
 	MaxStreams     int                 // that pick, and as many that observe
+	ClientTimeout  time.Duration       // for the body of a request that picks; from its headers to its end
 	Pools          Pools               // nil: no listener may be bound to a pool
 	Objectives     Objectives          // nil: no objective has a priority
 	Recorder       *recording.Recorder // is told of requests that another router picks for; nil: nobody is

@@ -97,12 +97,16 @@ func (c *session) run(first *extprocv3.ProcessingRequest) error {
 	}
 	go c.receive()
 	draining := c.draining.Done()
+	late := time.NewTimer(c.opt.ClientTimeout)
+	defer late.Stop()
 	for {
 		select {
 		case err := <-c.ended:
 			return err
 		case <-c.ready:
 			c.choose(ctx)
+		case <-late.C:
+			c.late()
 		case <-draining:
 			draining = nil
 		case <-c.closing.Done():
@@ -152,6 +156,18 @@ func (c *session) leave(err error) {
 	default: // it ends already
 	}
 	c.cancel()
+}
+
+// late ends a request whose body has not come in time: its stream is one of a limited number.
+func (c *session) late() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.exchange.phase == awaitBody {
+		c.refuseLocked(&refusal{
+			Refusal: inbound.Refusal{Status: http.StatusRequestTimeout, Type: "invalid_request_error", Message: fmt.Sprintf("body did not arrive within %v (--client-timeout)", c.opt.ClientTimeout)},
+			result:  "client_timeout",
+		})
+	}
 }
 
 func (c *session) mayLeave() bool {

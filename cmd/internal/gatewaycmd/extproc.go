@@ -21,7 +21,7 @@ type kubernetes interface {
 func (c *Config) newExtProc(pick *picker.Picker, resolver *prompt.Resolver, k kubernetes, rec *recording.Recorder, log *slog.Logger, reg prometheus.Registerer) (*extproc.Server, error) {
 	o := extproc.Options{
 		Picker: pick, Resolver: resolver, Headers: c.Headers,
-		MaxBodyBytes: c.MaxBodyBytes, MaxBodiesBytes: c.MaxBodiesBytes, MaxStreams: c.MaxConcurrent,
+		MaxBodyBytes: c.MaxBodyBytes, MaxBodiesBytes: c.MaxBodiesBytes, MaxStreams: c.MaxConcurrent, ClientTimeout: c.ClientTimeout,
 		Recorder: rec, Logger: log, Registerer: reg,
 	}
 	if k != nil {
