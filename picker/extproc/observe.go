@@ -80,9 +80,12 @@ func (l *service) observe(stream extprocv3.ExternalProcessor_ProcessServer, m *e
 
 // join finds the pick that a stream observes.
 func (l *service) join(o *observation) *ticket {
-	t := l.open.observe(o.headers.Get(headerRequestID))
+	t, ambiguous := l.open.observe(o.headers.Get(headerRequestID))
 	result := "joined"
-	if t == nil {
+	switch {
+	case ambiguous:
+		result = "ambiguous"
+	case t == nil:
 		result = "unknown"
 	}
 	l.metrics.observations.WithLabelValues(result).Inc()

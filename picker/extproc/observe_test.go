@@ -147,6 +147,49 @@ func TestObserverTellsOfFirstTokens(t *testing.T) {
 	r.count("grapevine_extproc_open_picks", 1) // b, which nobody observes
 }
 
+// TestObserverOfNamesakes: where requests at the same time have one id, which Envoy can be told to keep, an observer's answer is
+// booked for none of them. An id that is used again later is no matter.
+func TestObserverOfNamesakes(t *testing.T) {
+	const home, other = "10.0.0.1:8000", "10.0.0.2:8000"
+	r := newRig(t, setup{endpoints: []string{home, other}})
+	ask := func(endpoint string) {
+		t.Helper()
+		e := r.open()
+		e.send(hinted(post(fullDuplex, none), list(endpoint)), chunk(chatBody(10, `,"stream":true`), true))
+		e.picked(false)
+		e.cancel()
+		r.count("grapevine_extproc_streams", 0, "picker")
+	}
+	observe := func(result string, n float64) *envoy {
+		t.Helper()
+		o := r.open()
+		o.send(observed(post(none, streamed))...)
+		r.count("grapevine_extproc_observations_total", n, result)
+		return o
+	}
+	ask(home)
+	first := observe("joined", 1)
+	ask(other) // the first one is observed already
+	second := observe("joined", 2)
+	second.send(observed(respond("200", "text/event-stream", other), responseChunk(firstEvent+lastEvents, true))...)
+	r.want("first token from "+other, "done with 64 of 100 tokens cached 200 on "+other)
+	first.send(observed(respond("200", "text/event-stream", home), responseChunk(lastEvents, true))...)
+	r.want("first token from "+other, "done with 64 of 100 tokens cached 200 on "+other, "done with 64 of 100 tokens cached 200 on "+home)
+	r.count("grapevine_extproc_open_picks", 0)
+
+	told := r.events.all()
+	ask(home)
+	ask(other)
+	for i := range 2 {
+		o := observe("ambiguous", float64(i+1))
+		o.send(observed(respond("200", "text/event-stream", home), responseChunk(firstEvent+lastEvents, true))...)
+		_ = o.stream.CloseSend()
+		o.ends()
+	}
+	r.want(told...)
+	r.count("grapevine_extproc_open_picks", 2) // until they end by themselves
+}
+
 func headered(m *extprocv3.ProcessingRequest, name, value string) *extprocv3.ProcessingRequest {
 	for _, h := range m.GetRequestHeaders().Headers.Headers {
 		if h.Key == name {

@@ -23,8 +23,16 @@ type open struct {
 	decider decider
 
 	mu        sync.Mutex // guards what follows, and the tickets' fields that say so
-	byID      map[string]*ticket
+	byID      map[string]*namesakes
+	tickets   int       // that have not ended
 	lingering []*ticket // by expires
+}
+
+// namesakes are the open decisions on requests with one id: nearly always one, but Envoy may keep what clients set.
+type namesakes struct {
+	open     int
+	unjoined int     // of these, not observed
+	last     *ticket // the latest
 }
 
 // ticket is one of the decisions.
@@ -39,33 +47,46 @@ type ticket struct {
 	first    bool // token told; guarded by mu
 }
 
-func newOpen(d decider) *open { return &open{decider: d, byID: map[string]*ticket{}} }
+func newOpen(d decider) *open { return &open{decider: d, byID: map[string]*namesakes{}} }
 
-// add takes in a decision. Of two with one id the later one can be observed.
+// add takes in a decision.
 func (o *open) add(id string, d picker.Decision) *ticket {
 	t := &ticket{id: id, decision: d}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.byID[id] = t
+	n := o.byID[id]
+	if n == nil {
+		n = &namesakes{}
+		o.byID[id] = n
+	}
+	n.open++
+	n.unjoined++
+	n.last = t
+	o.tickets++
 	return t
 }
 
-// len returns how many decisions can be observed.
+// len returns how many decisions are open.
 func (o *open) len() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.byID)
+	return o.tickets
 }
 
-// observe returns the decision on a request, whose end will be told by who observes it; nil: there is none.
-func (o *open) observe(id string) *ticket {
+// observe returns the decision on a request, whose end will be told by who observes it; nil: there is none, or, ambiguous, it may
+// be any of several.
+func (o *open) observe(id string) (t *ticket, ambiguous bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	t := o.byID[id]
-	if t != nil {
-		t.observed = true
+	n := o.byID[id]
+	if n == nil || n.unjoined == 0 {
+		return nil, false
 	}
-	return t
+	if n.unjoined > 1 || n.last.observed || n.last.ended {
+		return nil, true
+	}
+	n.last.observed, n.unjoined = true, 0
+	return n.last, false
 }
 
 // firstToken says that output of the request was seen. Only the first call counts.
@@ -105,8 +126,16 @@ func (o *open) end(t *ticket, out picker.Outcome) {
 
 // close takes a ticket out. Caller holds o.mu.
 func (o *open) close(t *ticket) {
+	if t.ended {
+		return
+	}
 	t.ended = true
-	if o.byID[t.id] == t {
+	o.tickets--
+	n := o.byID[t.id]
+	if !t.observed {
+		n.unjoined--
+	}
+	if n.open--; n.open == 0 {
 		delete(o.byID, t.id)
 	}
 }
