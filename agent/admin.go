@@ -26,8 +26,10 @@ const (
 	maxResetAnswer = 64 << 10
 )
 
-func (a *Agent) serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: adminTimeout, ReadTimeout: adminTimeout, IdleTimeout: time.Minute}
+func serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	srv := &http.Server{
+		Handler: h, ReadHeaderTimeout: adminTimeout, ReadTimeout: adminTimeout, WriteTimeout: resetTimeout + adminTimeout, IdleTimeout: time.Minute,
+	}
 	done := make(chan struct{})
 	defer close(done)
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })

@@ -127,10 +127,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		return nil
 	})
 	if a.admin != nil {
-		g.Go(func() error { return a.serve(ctx, a.admin, a.adminHandler()) })
+		g.Go(func() error { return serve(ctx, a.admin, a.adminHandler()) })
 	}
 	if a.probe != nil {
-		g.Go(func() error { return a.serve(ctx, a.probe, a.probeHandler()) })
+		g.Go(func() error { return serve(ctx, a.probe, a.probeHandler()) })
 	}
 	return g.Wait()
 }
