@@ -34,13 +34,13 @@ func run(ctx context.Context, args []string) int {
 	asks := func(arg string) bool {
 		return slices.Contains([]string{"--version", "--print-config", "--help", "-h"}, arg)
 	}
-	if i := slices.Index(args, "--"+superviseFlag); i >= 0 && !slices.ContainsFunc(args, asks) {
+	if rest, on := supervised(args); on && !slices.ContainsFunc(args, asks) {
 		self, err := os.Executable()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "agent:", err)
 			return 1
 		}
-		return supervisor{program: self, args: slices.Delete(slices.Clone(args), i, i+1), pause: firstPause, stderr: os.Stderr}.run(ctx)
+		return supervisor{program: self, args: rest, pause: firstPause, stderr: os.Stderr}.run(ctx)
 	}
 	cfg := agent.Default()
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)

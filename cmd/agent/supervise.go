@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -21,6 +23,21 @@ const (
 	longestWait = 30 * time.Second // below what the liveness probe of the injector puts up with
 	steady      = time.Minute
 )
+
+// supervised takes the flag out of the arguments. One that is not true or false stays, for the program to complain of.
+func supervised(args []string) (rest []string, on bool) {
+	for _, arg := range args {
+		name, value, joined := strings.Cut(arg, "=")
+		said, err := strconv.ParseBool(value)
+		switch {
+		case name != "--"+superviseFlag || joined && err != nil:
+			rest = append(rest, arg)
+		default:
+			on = said || !joined
+		}
+	}
+	return rest, on
+}
 
 // supervisor runs a program again and again.
 type supervisor struct {

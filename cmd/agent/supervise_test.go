@@ -35,6 +35,23 @@ func TestMain(m *testing.M) {
 	os.Exit(3)
 }
 
+func TestSupervised(t *testing.T) {
+	for args, want := range map[string]string{
+		"--engine=x":                              "[--engine=x] false",
+		"--supervise --engine=x":                  "[--engine=x] true",
+		"--engine=x --supervise=true":             "[--engine=x] true",
+		"--supervise=false":                       "[] false",
+		"--supervise --pool=p --supervise":        "[--pool=p] true",
+		"--supervise=maybe":                       "[--supervise=maybe] false",
+		"--supervised --pool=--supervise --super": "[--supervised --pool=--supervise --super] false",
+	} {
+		rest, on := supervised(strings.Fields(args))
+		if got := fmt.Sprint(rest, on); got != want {
+			t.Errorf("%s: %s, want %s", args, got, want)
+		}
+	}
+}
+
 func TestSupervise(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

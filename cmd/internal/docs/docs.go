@@ -40,7 +40,7 @@ func Configuration() string {
 	b.WriteString(configurationHead)
 	b.WriteString("## Gateway\n\n`gateway` and `grapevine gateway` are the same program.\n\n")
 	b.WriteString(config.Markdown(gatewaycmd.Default()))
-	b.WriteString("\n## Agent\n\n`agent` and `grapevine agent` are the same program. Only `engine` has no default.\n\n")
+	b.WriteString("\n## Agent\n\n`agent` and `grapevine agent` are the same program, but for the flag `--supervise` of `agent`: it starts the agent again whenever it\nends, after a pause of one second that doubles up to 30, so that the container of a sidecar goes on and its pod stays ready. Only\n`engine` has no default.\n\n")
 	b.WriteString(config.Markdown(agent.Default()))
 	b.WriteString("\n## Injector\n\n`injector` is the webhook on Kubernetes. `grapevine inject` has the settings of what is injected, and `--file`, `--namespace-label`,\n`--patch` and `--json`.\n\n")
 	b.WriteString(config.Markdown(webhook.Default()))
