@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -122,12 +123,15 @@ func (o Options) agent(pod *corev1.Pod, e *engine, ev events, g gpus) corev1.Con
 // Secret is referred to, not copied, and need not be there.
 func (e *engine) apiKey() (corev1.EnvVar, bool) {
 	const name = "GRAPEVINE_ENGINE_KEY"
+	plain := func(text string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name, Value: strings.ReplaceAll(text, "$", "$$")}
+	}
 	for _, v := range e.container.Env {
 		if v.Name != "VLLM_API_KEY" && v.Name != "SGLANG_API_KEY" {
 			continue
 		}
 		if value := e.env[v.Name]; v.ValueFrom == nil {
-			return corev1.EnvVar{Name: name, Value: value.text}, value.text != "" && value.known
+			return plain(value.text), value.text != "" && value.known
 		}
 		v = *v.DeepCopy()
 		v.Name = name
@@ -135,7 +139,7 @@ func (e *engine) apiKey() (corev1.EnvVar, bool) {
 	}
 	given := e.flags.values["api-key"]
 	if given.known && given.text != "" {
-		return corev1.EnvVar{Name: name, Value: given.text}, true
+		return plain(given.text), true
 	}
 	// --api-key $(NAME): the variable's own source.
 	for _, v := range e.container.Env {
@@ -163,14 +167,14 @@ func optional(from *corev1.EnvVarSource) bool {
 }
 
 func (o Options) volumes(p *patch) {
-	for _, v := range p.pod.Spec.Volumes {
-		if v.Name == stateVolume || v.Name == keysVolume {
-			return // somebody's own
-		}
+	there := func(name string) bool { // somebody's own
+		return slices.ContainsFunc(p.pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 	}
 	limit := stateLimit
-	p.volume(corev1.Volume{Name: stateVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: &limit}}})
-	if o.KeysSecret != "" {
+	if !there(stateVolume) {
+		p.volume(corev1.Volume{Name: stateVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: &limit}}})
+	}
+	if o.KeysSecret != "" && !there(keysVolume) {
 		mode, yes := int32(0o444), true
 		p.volume(corev1.Volume{Name: keysVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: o.KeysSecret, DefaultMode: &mode, Optional: &yes}}})
 	}

@@ -3,6 +3,7 @@ package inject
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -179,8 +180,8 @@ func (e *engine) whyNot(pod *corev1.Pod) (reason, hint string) {
 	for rank := first; rank < first+n; rank++ {
 		ports = append(ports, eventsPort+rank, replayPort+rank)
 	}
-	if c, port := declared(pod, ports...); c != "" {
-		return fmt.Sprintf("container %q declares port %d", c, port), "with other ports"
+	if who := e.taken(pod, ports...); who != "" {
+		return who, "with other ports"
 	}
 	return "", ""
 }
@@ -229,20 +230,24 @@ func (e *engine) ranks() (first, n int) {
 	return atoi("data-parallel-start-rank", 0), max(1, atoi("data-parallel-size-local", atoi("data-parallel-size", atoi("dp-size", 1))))
 }
 
-// declared finds a container that declares one of the ports.
-func declared(pod *corev1.Pod, ports ...int) (container string, port int) {
+// taken says who has one of the ports, "" if nobody is known to. The engine need not
+// declare the one that it listens at.
+func (e *engine) taken(pod *corev1.Pod, ports ...int) string {
+	if slices.Contains(ports, e.port) {
+		return fmt.Sprintf("the engine listens at port %d", e.port)
+	}
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for _, c := range list {
 			for _, p := range c.Ports {
 				for _, want := range ports {
 					if int(p.ContainerPort) == want {
-						return c.Name, want
+						return fmt.Sprintf("container %q declares port %d", c.Name, want)
 					}
 				}
 			}
 		}
 	}
-	return "", 0
+	return ""
 }
 
 // joinable is a gateway as memberlist takes it: the port is the usual one if none

@@ -41,6 +41,9 @@ type engine struct {
 // there is nothing in the pod that looks like one.
 func find(pod *corev1.Pod) (*engine, string) {
 	chosen := pod.Annotations[KeyContainer]
+	if s := pod.Annotations[KeyEngine]; s != "" && kind(s) != vllm && kind(s) != sglang {
+		return nil, fmt.Sprintf("%s is %q: give vllm or sglang", KeyEngine, s)
+	}
 	var found []*engine
 	for i := range pod.Spec.Containers {
 		c := &pod.Spec.Containers[i]
@@ -48,7 +51,7 @@ func find(pod *corev1.Pod) (*engine, string) {
 			continue
 		}
 		e := recognize(c)
-		if forced := kind(pod.Annotations[KeyEngine]); forced == vllm || forced == sglang {
+		if forced := kind(pod.Annotations[KeyEngine]); forced != "" {
 			if e == nil && (chosen != "" || len(pod.Spec.Containers) == 1) {
 				e = &engine{container: c, env: environment(c), opaque: true}
 			}

@@ -88,19 +88,42 @@ func (o Options) unsafe(pod *corev1.Pod, e *engine) string {
 		return "the engine serves at a Unix socket (--uds), where the agent cannot ask it"
 	}
 	if !pod.Spec.HostNetwork {
-		if c, port := declared(pod, gossipPort, metricsPort, adminPort); c != "" {
-			return fmt.Sprintf("container %q declares port %d, which the agent needs", c, port)
+		if who := e.taken(pod, gossipPort, metricsPort, adminPort); who != "" {
+			return who + ", which the agent needs"
 		}
+	}
+	n := 0
+	for key, value := range pod.Annotations {
+		n += len(key) + len(value)
+	}
+	if n > maxAnnotations-roomForOurs {
+		return fmt.Sprintf("the pod's annotations have %d bytes, of %d that the API server takes", n, maxAnnotations)
 	}
 	return ""
 }
+
+// The API server refuses pods with more annotations (apimachinery,
+// TotalAnnotationSizeLimitB); ours are far below their share.
+const (
+	maxAnnotations = 256 << 10
+	roomForOurs    = 32 << 10
+	maxWarning     = 1 << 10
+)
 
 // inject makes the patch.
 func (o Options) inject(pod *corev1.Pod, e *engine, level Level) Result {
 	var warnings []string
 	warn := func(s string) {
+		if len(s) > maxWarning {
+			s = strings.ToValidUTF8(s[:maxWarning], "") + "…"
+		}
 		if s != "" {
 			warnings = append(warnings, "grapevine: "+s)
+		}
+	}
+	for _, key := range []string{KeyPort, KeyAddress} {
+		if s := pod.Annotations[key]; s != "" && parsePort(s) == 0 {
+			warn(fmt.Sprintf("%s is %q, which is no port, and passed over: give a number", key, s))
 		}
 	}
 	p := newPatch(pod)
@@ -200,19 +223,31 @@ func (o Options) present(pod *corev1.Pod) (bool, Result) {
 	p := newPatch(pod)
 	p.remove("/spec/initContainers/" + strconv.Itoa(i))
 	for i, v := range slices.Backward(pod.Spec.Volumes) {
-		if v.Name == stateVolume || v.Name == keysVolume {
+		if (v.Name == stateVolume || v.Name == keysVolume) && !mounted(pod, v.Name) {
 			p.remove("/spec/volumes/" + strconv.Itoa(i))
 		}
 	}
 	for i, c := range pod.Spec.Containers {
-		n := len(c.Args)
-		if n >= 2 && c.Args[n-2] == "--"+flagEvents && c.Args[n-1] == ownConfig(vllm) && strings.HasSuffix(pod.Annotations[KeyInjected], string(InjectedConfigure)) {
+		n := slices.Index(c.Args, ownConfig(vllm))
+		if n >= 1 && c.Args[n-1] == "--"+flagEvents && strings.HasSuffix(pod.Annotations[KeyInjected], string(InjectedConfigure)) {
+			p.remove(fmt.Sprintf("/spec/containers/%d/args/%d", i, n))
 			p.remove(fmt.Sprintf("/spec/containers/%d/args/%d", i, n-1))
-			p.remove(fmt.Sprintf("/spec/containers/%d/args/%d", i, n-2))
 		}
 	}
 	w := "grapevine: the agent was taken out again: another webhook, or an API server before 1.29, removes restartPolicy from init containers, and the pod would never start"
 	p.remove("/metadata/annotations/" + escape(KeyInjected))
 	p.annotate(KeyWarnings, w)
 	return true, Result{Patch: p.ops, Warnings: []string{w}, Outcome: Undone}
+}
+
+// mounted says whether anybody but the agent mounts a volume.
+func mounted(pod *corev1.Pod, volume string) bool {
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for _, c := range list {
+			if c.Name != AgentContainer && slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume }) {
+				return true
+			}
+		}
+	}
+	return false
 }

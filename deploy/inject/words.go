@@ -16,11 +16,12 @@ type word struct {
 	known bool
 }
 
-// maxWord and maxScript bound what variables can blow up: variables that name each
-// other twice double with each step.
+// maxWord bounds what variables can blow up, since those that name each other twice
+// double with each step; maxWords bounds a container's environment, its command line
+// and a script, of which each part may name a long one.
 const (
-	maxWord   = 64 << 10
-	maxScript = 1 << 20
+	maxWord  = 64 << 10
+	maxWords = 1 << 20
 )
 
 // podIP is written for the pod's own address: the agent's container has that
@@ -29,11 +30,11 @@ const podIP = "$(POD_IP)"
 
 // environment is the part of a container's environment that stands in the pod.
 func environment(c *corev1.Container) map[string]word {
-	env := make(map[string]word)
+	env, left := make(map[string]word), maxWords
 	for _, e := range c.Env {
 		switch from := e.ValueFrom; {
 		case from == nil:
-			env[e.Name] = expand(e.Value, env)
+			env[e.Name] = expand(e.Value, env, &left)
 		case from.FieldRef != nil && from.FieldRef.FieldPath == "status.podIP":
 			env[e.Name] = word{podIP, true}
 		default:
@@ -44,10 +45,11 @@ func environment(c *corev1.Container) map[string]word {
 }
 
 // expand puts the values of $(NAME) in their places, as the kubelet does: $$ is
-// one $, and a name that is not there stays as it is written.
-func expand(s string, env map[string]word) word {
+// one $, and a name that is not there stays as it is written. left is how many bytes
+// there may be yet; a word that is longer is not known.
+func expand(s string, env map[string]word, left *int) word {
 	var b strings.Builder
-	known := true
+	known, closes := true, true // as far as is known a ) follows
 	for i := 0; i < len(s); i++ {
 		if s[i] != '$' || i+1 == len(s) {
 			b.WriteByte(s[i])
@@ -58,14 +60,17 @@ func expand(s string, env map[string]word) word {
 			b.WriteByte('$')
 			i++
 		case '(':
-			end := strings.IndexByte(s[i:], ')')
-			if end < 0 {
+			end := -1
+			if closes {
+				end = strings.IndexByte(s[i:], ')')
+			}
+			if closes = end >= 0; !closes {
 				b.WriteByte(s[i])
 				continue
 			}
 			ref := s[i : i+end+1]
 			if v, ok := env[ref[2:len(ref)-1]]; ok && v.known {
-				if b.Len()+len(v.text) > maxWord {
+				if b.Len()+len(v.text) > min(maxWord, *left) {
 					return word{}
 				}
 				b.WriteString(v.text)
@@ -78,15 +83,19 @@ func expand(s string, env map[string]word) word {
 			b.WriteByte(s[i])
 		}
 	}
+	if *left -= b.Len(); *left < 0 {
+		return word{}
+	}
 	return word{b.String(), known}
 }
 
 // commandLine is the command and arguments of a container, expanded.
 func commandLine(c *corev1.Container, env map[string]word) []word {
 	var out []word
+	left := maxWords
 	for _, list := range [][]string{c.Command, c.Args} {
 		for _, s := range list {
-			out = append(out, expand(s, env))
+			out = append(out, expand(s, env, &left))
 		}
 	}
 	return out
@@ -105,8 +114,8 @@ func script(line []word, env map[string]word) (words []word, ok bool) {
 	for i, w := range line[1:] {
 		switch {
 		case strings.HasPrefix(w.text, "-") && !strings.HasPrefix(w.text, "--") && strings.HasSuffix(w.text, "c") && i+2 < len(line):
-			s := line[i+2]
-			return evaluated(split(s.text, env), env), true
+			s, left := line[i+2], maxWords
+			return evaluated(split(s.text, env, &left), env, &left), true
 		case !strings.HasPrefix(w.text, "-") && !strings.HasPrefix(w.text, "+") && w.text != "pipefail":
 			return nil, true // a script file
 		}
@@ -115,7 +124,7 @@ func script(line []word, env map[string]word) (words []word, ok bool) {
 }
 
 // evaluated takes apart what a shell would: the words after eval.
-func evaluated(words []word, env map[string]word) []word {
+func evaluated(words []word, env map[string]word, left *int) []word {
 	for i, w := range words {
 		if w.text != "eval" {
 			continue
@@ -123,7 +132,7 @@ func evaluated(words []word, env map[string]word) []word {
 		out := slices.Clone(words[:i])
 		for _, w := range words[i+1:] {
 			if strings.ContainsAny(w.text, " \t\n") {
-				out = append(out, split(w.text, env)...)
+				out = append(out, split(w.text, env, left)...)
 			} else {
 				out = append(out, w)
 			}
@@ -138,11 +147,12 @@ const breaks = ";&|\n()"
 
 // split takes a shell script apart, as far as reading arguments needs it: quotes,
 // backslashes, line continuations, comments, $NAME and ${NAME} of the container's
-// environment. What it does not understand becomes a word that is not known.
-func split(s string, env map[string]word) []word {
+// environment. What it does not understand becomes a word that is not known. left is
+// how many bytes of variables there may be yet.
+func split(s string, env map[string]word, left *int) []word {
 	var out []word
 	var b strings.Builder
-	in, known, total := false, true, 0
+	in, known := false, true
 	flush := func() {
 		if in {
 			out = append(out, word{b.String(), known})
@@ -172,8 +182,8 @@ func split(s string, env map[string]word) []word {
 		}
 		name, def, hasDefault := strings.Cut(name, ":-")
 		switch v, ok := env[name]; {
-		case ok && v.known && total < maxScript:
-			total += len(v.text)
+		case ok && v.known && len(v.text) <= *left:
+			*left -= len(v.text)
 			b.WriteString(v.text)
 		case !ok && hasDefault && !strings.Contains(def, "$"):
 			b.WriteString(def)
@@ -219,14 +229,16 @@ func split(s string, env map[string]word) []word {
 			known = known && i < len(s)
 		case c == '$':
 			// Unquoted: its value may be several words or none.
-			before := b.Len()
+			first := b.Len() == 0
 			i = variable(i)
-			if fields := strings.Fields(b.String()); known && before == 0 && len(fields) != 1 {
-				for _, f := range fields {
-					out = append(out, word{f, true})
+			if first && known {
+				if fields := strings.Fields(b.String()); len(fields) != 1 {
+					for _, f := range fields {
+						out = append(out, word{f, true})
+					}
+					b.Reset()
+					continue
 				}
-				b.Reset()
-				continue
 			}
 			in = true
 		case c == '`':

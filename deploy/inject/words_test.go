@@ -13,6 +13,9 @@ import (
 
 var testEnv = map[string]word{"A": {"a b", true}, "ONE": {"1", true}, "NONE": {"", true}, "SECRET": {}}
 
+// budget is what a container's words may take.
+func budget() *int { n := maxWords; return &n }
+
 func TestSplit(t *testing.T) {
 	for _, tt := range []struct{ script, want string }{
 		{"vllm serve m", "vllm|serve|m"},
@@ -28,7 +31,7 @@ func TestSplit(t *testing.T) {
 		{"`date`", "?date"},
 	} {
 		var got []string
-		for _, w := range split(tt.script, testEnv) {
+		for _, w := range split(tt.script, testEnv, budget()) {
 			if !w.known {
 				w.text = "?" + w.text
 			}
@@ -45,7 +48,7 @@ func TestExpand(t *testing.T) {
 		"plain": {"plain", true}, "$(ONE)x$(ONE)": {"1x1", true}, "$$(ONE)": {"$(ONE)", true}, "$(SECRET)": {"$(SECRET)", false}, "$(OTHER)": {"$(OTHER)", false},
 		"$(open": {"$(open", true}, "$": {"$", true}, "a$b": {"a$b", true},
 	} {
-		if got := expand(in, testEnv); got != want {
+		if got := expand(in, testEnv, budget()); got != want {
 			t.Errorf("%q: %+v, want %+v", in, got, want)
 		}
 	}
@@ -60,7 +63,7 @@ func TestVariablesThatDouble(t *testing.T) {
 		c.Env = append(c.Env, corev1.EnvVar{Name: "V" + strconv.Itoa(i+1), Value: name + name})
 	}
 	e := recognize(&c)
-	if e == nil || e.flags.has("port") || len(e.flags.values["x"].text) > maxScript+maxWord {
+	if e == nil || e.flags.has("port") || len(e.flags.values["x"].text) > maxWords {
 		t.Errorf("%+v", e)
 	}
 }
@@ -251,7 +254,7 @@ func FuzzSplit(f *testing.F) {
 			e.ownersEvents()
 			e.findPort(&corev1.Pod{})
 		}
-		for _, w := range split(s, testEnv) {
+		for _, w := range split(s, testEnv, budget()) {
 			if w.known && w.text != "" && len(w.text) > len(s)*4 {
 				t.Errorf("%q out of %q", w.text, s)
 			}
