@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,9 +17,14 @@ import (
 	"github.com/grapevine-llm/grapevine/deploy/inject"
 )
 
-// maxReviewBytes: an object of the API server has at most 3 MiB
-// (k8s.io/apiserver, MaxRequestBodyBytes), a review may hold it twice.
-const maxReviewBytes = 8 << 20
+const (
+	// maxReviewBytes: an object of the API server has at most 3 MiB (k8s.io/apiserver,
+	// MaxRequestBodyBytes), and a review of its creation holds it once.
+	maxReviewBytes = 4 << 20
+	// maxReviewParts bounds the fields and items, told by their commas: an item of two
+	// bytes may become a container of a thousand. A pod with 10,000 variables has fewer.
+	maxReviewParts = 1 << 16
+)
 
 // Reasons why a pod was let through unseen.
 const (
@@ -54,6 +60,9 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) review(w http.ResponseWriter, r *http.Request, ns inject.Namespace) {
 	start := time.Now()
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReviewBytes))
+	if err == nil && bytes.Count(body, []byte{','}) > maxReviewParts {
+		err = fmt.Errorf("over %d parts", maxReviewParts)
+	}
 	var in admissionv1.AdmissionReview
 	if err == nil {
 		err = json.Unmarshal(body, &in)

@@ -90,7 +90,7 @@ func (s *Server) Run(ctx context.Context) error {
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.certificate() }},
 		ErrorLog:  slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	admin := &http.Server{Handler: s.adminHandler(), ReadHeaderTimeout: serverTimeout, ReadTimeout: serverTimeout, IdleTimeout: time.Minute}
+	admin := &http.Server{Handler: s.adminHandler(), ReadHeaderTimeout: serverTimeout, ReadTimeout: serverTimeout, WriteTimeout: serverTimeout, IdleTimeout: time.Minute}
 	g, inner := errgroup.WithContext(ctx)
 	serve := func(srv *http.Server, what string, run func() error) {
 		g.Go(func() error {

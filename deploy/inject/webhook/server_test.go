@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	kube "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/version"
 	discoveryfake "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
@@ -82,7 +83,7 @@ func podRequest(t *testing.T, shape string) *admissionv1.AdmissionRequest {
 	}
 	return &admissionv1.AdmissionRequest{
 		UID: "u1", Kind: metav1.GroupVersionKind{Version: "v1", Kind: "Pod"}, Operation: admissionv1.Create, Namespace: "models",
-		Object: runtime.RawExtension{Raw: raw},
+		Object: kube.RawExtension{Raw: raw},
 	}
 }
 
@@ -151,6 +152,43 @@ func TestNoReview(t *testing.T) {
 		if w.Code != http.StatusBadRequest {
 			t.Errorf("%s: %d", name, w.Code)
 		}
+	}
+}
+
+// TestReviewThatSwells: whoever reaches the port can't make much memory of few bytes.
+func TestReviewThatSwells(t *testing.T) {
+	s := newServer(t, testConfig(), "v1.36.3")
+	defer s.tls.Close()
+	defer s.admin.Close()
+	for _, item := range []string{"{},", "0,", "null,"} {
+		for _, n := range []int{maxReviewParts - 100, 1 << 20} {
+			body := `{"request":{"uid":"u1","kind":{"kind":"Pod"},"operation":"CREATE","object":{"spec":{"containers":[` + strings.Repeat(item, n) + `{}]}}}}`
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			s.Handler().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/inject/agent", strings.NewReader(body)))
+			runtime.ReadMemStats(&after)
+			if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 256 {
+				t.Errorf("%d of %q: %d MiB", n, item, mib)
+			}
+		}
+	}
+}
+
+// TestManyVariables: a pod of many variables, as the API server shows it with the fields' managers, gets its agent.
+func TestManyVariables(t *testing.T) {
+	s := newServer(t, testConfig(), "v1.36.3")
+	defer s.tls.Close()
+	defer s.admin.Close()
+	s.learnVersion()
+	var env, managed strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&env, `{"name":"NAME_%d","value":"value %d"},`, i, i)
+		fmt.Fprintf(&managed, `"k:{\"name\":\"NAME_%d\"}":{".":{},"f:name":{},"f:value":{}},`, i)
+	}
+	req := podRequest(t, "deployment")
+	req.Object.Raw = fmt.Appendf(nil, `{"metadata":{"name":"p","managedFields":[{"manager":"m","fieldsV1":{%s"f:x":{}}}]},"spec":{"containers":[{"name":"c","image":"vllm/vllm-openai:v0.32.0","args":["--model","m"],"env":[%s{"name":"X"}]}]}}`, &managed, &env)
+	if got := answer(t, s, "/inject/configure", req); len(got.Patch) == 0 {
+		t.Errorf("no patch for %d bytes: %q", len(req.Object.Raw), got.Warnings)
 	}
 }
 
