@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -172,7 +173,13 @@ func decodeAll(text string) (*objects, error) {
 			return nil, fmt.Errorf("manifest of unknown kind %s %s", head.APIVersion, head.Kind)
 		}
 		v := reflect.New(reflect.TypeOf(sample)).Interface()
-		if err := yaml.UnmarshalStrict(doc, v); err != nil {
+		text, err := yaml.YAMLToJSONStrict(doc) // as the API server: a number is no string
+		if err == nil {
+			fields := json.NewDecoder(bytes.NewReader(text))
+			fields.DisallowUnknownFields()
+			err = fields.Decode(v)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("read %s %s: %w\n%s", head.Kind, head.Metadata.Name, err, doc)
 		}
 		out.all = append(out.all, object{head.Kind, head.Metadata, v})

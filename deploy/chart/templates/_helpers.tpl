@@ -1,12 +1,12 @@
-{{/* R: what all names begin with. */}}
+{{/* R: what all names begin with. A Service's begins with a letter and has no dot; a release's name may. */}}
 {{- define "grapevine.release" -}}
-{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{ regexReplaceAll "^[0-9]" .Release.Name "gv-${0}" | replace "." "-" | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{/* Labels that selectors use; needs a dict of root and component. They never change. */}}
 {{- define "grapevine.selector" -}}
 app.kubernetes.io/name: grapevine
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
@@ -75,12 +75,17 @@ capabilities: {drop: [ALL]}
 {{- if ne (len $ports) (len (uniq $ports)) -}}
 {{- fail "inferencePools: each needs a port of its own: give port (the first may have 9002)" -}}
 {{- end -}}
+{{- range $ports -}}
+{{- if has . (list 7946 8080 9003 9090) -}}
+{{- fail (printf "inferencePools: port %d is taken by the gateways themselves (7946, 8080, 9003, 9090): give another" .) -}}
+{{- end -}}
+{{- end -}}
 {{ toJson ($ports | default (list 9002)) }}
 {{- end }}
 
 {{/* Names of namespaces as a JSON list: those of the model pods without the release's own. */}}
 {{- define "grapevine.otherNamespaces" -}}
-{{ toJson (without (uniq .Values.modelNamespaces) .Release.Namespace) }}
+{{ toJson (without (uniq (.Values.modelNamespaces | default list)) .Release.Namespace) }}
 {{- end }}
 
 {{/*
@@ -118,7 +123,13 @@ integers again.
 {{- end -}}
 {{- $_ := set $config "ext-proc" $e -}}
 {{- end -}}
-{{- $config = mergeOverwrite $config (deepCopy .Values.gateway.config) -}}
+{{- $own := .Values.gateway.config | default dict -}}
+{{- range list "listen" "admin-listen" -}}
+{{- if and (hasKey $own .) (ne (get $own .) (get $config .)) -}}
+{{- fail (printf "gateway.config: %s is the chart's (%q): Services, probes and policies go by it; for clients there is gateway.service.port" . (get $config .)) -}}
+{{- end -}}
+{{- end -}}
+{{- $config = mergeOverwrite $config (deepCopy $own) -}}
 {{- include "grapevine.integers" $config -}}
 {{ toYaml $config }}
 {{- end }}
@@ -134,6 +145,18 @@ integers again.
 {{- end -}}
 {{- end }}
 
+{{/* Refuses a list of things of which two have one name (and namespace); needs a dict of what and list. */}}
+{{- define "grapevine.distinct" -}}
+{{- $seen := list -}}
+{{- range .list -}}
+{{- $name := printf "%s/%s" (.namespace | default "") .name -}}
+{{- if has $name $seen -}}
+{{- fail (printf "%s: two are named %s: give each a name of its own" $.what .name) -}}
+{{- end -}}
+{{- $seen = append $seen $name -}}
+{{- end -}}
+{{- end }}
+
 {{/* Scheduling values that gateway and injector share. */}}
 {{- define "grapevine.scheduling" -}}
 {{- with .affinity }}
@@ -146,6 +169,6 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
