@@ -75,11 +75,30 @@ type RouteRule struct {
 
 // BackendRef is where a rule sends requests, by weight.
 type BackendRef struct {
-	Group  string `json:"group"`
-	Kind   string `json:"kind"`
-	Name   string `json:"name"`
-	Port   int32  `json:"port"`
-	Weight *int32 `json:"weight"`
+	Group     string `json:"group"`
+	Kind      string `json:"kind"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Port      int32  `json:"port"`
+	Weight    *int32 `json:"weight"`
+}
+
+// ReferenceGrant is of the same place.
+type ReferenceGrant struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        metav1.ObjectMeta `json:"metadata"`
+	Spec            struct {
+		From []GrantRef `json:"from"`
+		To   []GrantRef `json:"to"`
+	} `json:"spec"`
+}
+
+// GrantRef is who may refer, by namespace, or to what, by name.
+type GrantRef struct {
+	Group     string `json:"group"`
+	Kind      string `json:"kind"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
 }
 
 // PodMonitor is of the Prometheus operator (monitoring.coreos.com/v1, api reference of v0.80).

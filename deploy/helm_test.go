@@ -132,8 +132,8 @@ func types() map[string]any {
 		"rbac.authorization.k8s.io/v1/Role": rbac.Role{}, "rbac.authorization.k8s.io/v1/RoleBinding": rbac.RoleBinding{},
 		"rbac.authorization.k8s.io/v1/ClusterRole": rbac.ClusterRole{}, "rbac.authorization.k8s.io/v1/ClusterRoleBinding": rbac.ClusterRoleBinding{},
 		"inference.networking.k8s.io/v1/InferencePool": InferencePool{}, "gateway.networking.k8s.io/v1/HTTPRoute": HTTPRoute{},
-		"gateway.networking.k8s.io/v1/Gateway": Gateway{},
-		"monitoring.coreos.com/v1/PodMonitor":  PodMonitor{}, "keda.sh/v1alpha1/ScaledObject": ScaledObject{},
+		"gateway.networking.k8s.io/v1/Gateway": Gateway{}, "gateway.networking.k8s.io/v1beta1/ReferenceGrant": ReferenceGrant{},
+		"monitoring.coreos.com/v1/PodMonitor": PodMonitor{}, "keda.sh/v1alpha1/ScaledObject": ScaledObject{},
 	}
 }
 

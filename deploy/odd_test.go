@@ -104,6 +104,7 @@ func TestChartRefusesNonsense(t *testing.T) {
 		"port of a Service":     {"gateway: {mode: both, service: {port: 9002}}", "9002"},
 		"pools of one name":     {both + "inferencePools: [{name: a, selector: {a: b}, targetPorts: [1]}, {name: a, selector: {a: b}, targetPorts: [1], port: 9010}]", "two are named a"},
 		"routes of one name":    {both + "inferencePools: [{name: a, selector: {a: b}, targetPorts: [1], parentRefs: [{name: x}]}]\nhttpRoutes: [{name: a, parentRefs: [{name: gw}], grapevinePercent: 5, baseline: {name: l, port: 80}}]", "two are named a"},
+		"routes of one place":   {"httpRoutes: [{name: a, parentRefs: [{name: gw}], grapevinePercent: 5, baseline: {name: l, port: 80}}, {name: a, namespace: grapevine, parentRefs: [{name: gw}], grapevinePercent: 5, baseline: {name: l, port: 80}}]", "two are named a"},
 		"replicas":              {"gateway: {autoscaling: {enabled: true, minReplicas: 5, maxReplicas: 2}}", "minReplicas"},
 		"Prometheus":            {"scaledObjects: [{name: a, target: a, pool: p, minReplicas: 1, maxReplicas: 2, prometheus: 'http://x: y'}]", "/scaledObjects/0/prometheus"},
 		"engines":               {"scaledObjects: [{name: a, target: a, pool: p, minReplicas: 3, maxReplicas: 2, prometheus: 'http://x'}]", "minReplicas"},

@@ -145,11 +145,11 @@ integers again.
 {{- end -}}
 {{- end }}
 
-{{/* Refuses a list of things of which two have one name (and namespace); needs a dict of what and list. */}}
+{{/* Refuses a list of things of which two have one name and namespace; needs a dict of what, list and namespace (of those that give none). */}}
 {{- define "grapevine.distinct" -}}
 {{- $seen := list -}}
 {{- range .list -}}
-{{- $name := printf "%s/%s" (.namespace | default "") .name -}}
+{{- $name := printf "%s/%s" (.namespace | default $.namespace) .name -}}
 {{- if has $name $seen -}}
 {{- fail (printf "%s: two are named %s: give each a name of its own" $.what .name) -}}
 {{- end -}}
