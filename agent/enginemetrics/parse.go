@@ -25,7 +25,7 @@ func Parse(b []byte) (*Sample, error) {
 		}
 		p.line(line)
 	}
-	if p.sample.Engine == "" {
+	if len(p.sample.Ranks) == 0 { // nothing known, whatever else is there
 		return nil, fmt.Errorf("parse %d bytes of metrics: %w", size, ErrNoEngine)
 	}
 	slices.SortFunc(p.sample.Ranks, func(a, b Rank) int { return a.Rank - b.Rank })

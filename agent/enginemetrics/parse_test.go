@@ -119,7 +119,7 @@ vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0`, 0, func(s *Sam
 }
 
 func TestParseNoEngine(t *testing.T) {
-	for _, text := range []string{"", "# nothing\n", "python_info 1\n", "<html>not found</html>"} {
+	for _, text := range []string{"", "# nothing\n", "python_info 1\n", "<html>not found</html>", "vllm:of_tomorrow 1\n", "vllm:lora_requests_info{max_lora=\"4\"} 1\n"} {
 		if _, err := Parse([]byte(text)); !errors.Is(err, ErrNoEngine) {
 			t.Errorf("Parse(%q): got %v, want ErrNoEngine", text, err)
 		}
