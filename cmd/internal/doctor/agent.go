@@ -14,7 +14,7 @@ const remedyEvents = `start the engine with --kv-events-config '{"enable_kv_cach
 // agent asks an agent.
 func (x *exam) agent(ctx context.Context, s *subject, base string) {
 	var st agent.Status
-	if !x.status(ctx, s, base, "--metrics-listen", &st) {
+	if !x.status(ctx, s, base, partAgent, "--metrics-listen", &st) {
 		return
 	}
 	s.version = st.Version

@@ -14,11 +14,13 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/grapevine-llm/grapevine/gossip/blockhash"
 	"github.com/grapevine-llm/grapevine/gossip/mesh"
@@ -130,7 +132,27 @@ type seed struct {
 }
 
 func (s *subject) add(check string, status Status, remedy, found string, args ...any) {
-	s.checks = append(s.checks, Check{Subject: s.name, Check: check, Status: status, Found: fmt.Sprintf(found, args...), Remedy: remedy})
+	s.checks = append(s.checks, Check{Subject: shown(s.name), Check: check, Status: status, Found: shown(fmt.Sprintf(found, args...)), Remedy: shown(remedy)})
+}
+
+// maxShown bounds a text of a check: most of it may be another's words.
+const maxShown = 1 << 10
+
+var passwords = regexp.MustCompile(`://[^/\s@]+@`)
+
+// shown is a text for the report: in one line, not too long, and without the
+// passwords of URLs.
+func shown(s string) string {
+	s = passwords.ReplaceAllString(s, "://***@")
+	if len(s) > maxShown {
+		s = strings.ToValidUTF8(s[:maxShown], "") + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
 }
 
 func (s *subject) ok(check, found string, args ...any) { s.add(check, OK, "", found, args...) }
@@ -163,10 +185,10 @@ func Run(ctx context.Context, cfg Config, version string) (Report, error) {
 	out := Report{Time: time.Now(), Version: version}
 	join := append(slices.Clone(cfg.Join), cfg.Gossip.Join...)
 	if len(cfg.Gateway)+len(cfg.Agent)+len(cfg.Engine)+len(cfg.Join) == 0 {
-		if x.answers(ctx, localGateway) {
+		if x.answers(ctx, localGateway, partGateway) {
 			cfg.Gateway = []string{localGateway}
 		}
-		if x.answers(ctx, localAgent) {
+		if x.answers(ctx, localAgent, partAgent) {
 			cfg.Agent = []string{localAgent}
 		}
 		if len(cfg.Gateway)+len(cfg.Agent)+len(join) == 0 {

@@ -20,7 +20,7 @@ func (x *exam) engine(ctx context.Context, s *subject, base string) {
 	}
 	sample, parseErr := enginemetrics.Parse(a.body)
 	if a.status != http.StatusOK || parseErr != nil {
-		s.fail("reachable", "give the engine's own URL; SGLang needs --enable-metrics, vLLM must not have --disable-log-stats", "something answers there with status %d, but without the metrics of vLLM or SGLang", a.status)
+		s.fail("reachable", "give the engine's own URL; SGLang needs --enable-metrics, vLLM must not have --disable-log-stats", "something answers there with status %d%s, but without the metrics of vLLM or SGLang", a.status, a.elsewhere())
 		return
 	}
 	if h, err := x.get(ctx, base+"/health"); err != nil || h.status != http.StatusOK {

@@ -42,7 +42,7 @@ type watched struct {
 // gateway asks a gateway.
 func (x *exam) gateway(ctx context.Context, s *subject, base string) {
 	var st gatewayStatus
-	if !x.status(ctx, s, base, "--admin-listen", &st) {
+	if !x.status(ctx, s, base, partGateway, "--admin-listen", &st) {
 		return
 	}
 	s.version = st.Version

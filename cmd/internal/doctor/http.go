@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/grapevine-llm/grapevine/agent/enginemetrics"
 )
 
 const (
@@ -25,11 +27,20 @@ const (
 
 // answer is an HTTP answer.
 type answer struct {
-	status int
-	body   []byte
-	asked  time.Time     // middle of the exchange, by this machine's clock
-	clock  time.Duration // the other's clock less this one's, within a second
-	timed  bool          // clock is known
+	status   int
+	location string // of a redirection, which is not followed
+	body     []byte
+	asked    time.Time     // middle of the exchange, by this machine's clock
+	clock    time.Duration // the other's clock less this one's, within a second
+	timed    bool          // clock is known
+}
+
+// elsewhere says where an answer points to, "" if nowhere.
+func (a *answer) elsewhere() string {
+	if a.location == "" {
+		return ""
+	}
+	return " (go to " + a.location + ")"
 }
 
 // get asks; the error says what is in the way, in words.
@@ -40,7 +51,10 @@ func (x *exam) get(ctx context.Context, url string) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: enginemetrics.TLS(url)},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // who is asked has to answer, as for agents and gateways
+	}
 	start := time.Now()
 	resp, err := client.Do(req)
 	if err != nil {
@@ -52,31 +66,53 @@ func (x *exam) get(ctx context.Context, url string) (*answer, error) {
 	if err != nil {
 		return nil, inWords(err)
 	}
-	out := &answer{status: resp.StatusCode, body: body, asked: start.Add(took / 2)}
+	out := &answer{status: resp.StatusCode, location: resp.Header.Get("Location"), body: body, asked: start.Add(took / 2)}
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		out.clock, out.timed = date.Add(time.Second/2).Sub(out.asked), true // the header has whole seconds
 	}
 	return out, nil
 }
 
-func (x *exam) answers(ctx context.Context, base string) bool {
+// answers reports whether a gateway or agent of ours has its admin listener there.
+func (x *exam) answers(ctx context.Context, base, part string) bool {
 	a, err := x.get(ctx, base+"/status")
-	return err == nil && a.status == http.StatusOK
+	return err == nil && a.part() == part
 }
 
-// status reads the /status of a gateway or agent and judges the way to it; false
-// ends the examination of s.
-func (x *exam) status(ctx context.Context, s *subject, base, flag string, into any) bool {
+// Parts that have a /status.
+const (
+	partGateway = "gateway"
+	partAgent   = "agent"
+)
+
+// part says whose status an answer is, by what each has to tell; "" is nobody's.
+func (a *answer) part() string {
+	var told map[string]json.RawMessage
+	if a.status != http.StatusOK || json.Unmarshal(a.body, &told) != nil || told["time"] == nil {
+		return ""
+	}
+	for part, key := range map[string]string{partGateway: "endpoints", partAgent: "engines"} {
+		if told[key] != nil {
+			return part
+		}
+	}
+	return ""
+}
+
+// status reads the /status of a part and judges the way to it; false ends the
+// examination of s.
+func (x *exam) status(ctx context.Context, s *subject, base, part, flag string, into any) bool {
 	a, err := x.get(ctx, base+"/status")
 	if err != nil {
 		s.fail("reachable", "is it running, is this its "+flag+" address, and may this machine reach it? By default only its own host or pod may", "%v", err)
 		return false
 	}
-	if a.status == http.StatusOK {
-		err = json.Unmarshal(a.body, into)
-	}
-	if a.status != http.StatusOK || err != nil {
-		s.fail("reachable", "give the address of "+flag, "something answers there with status %d, but not with a status of ours", a.status)
+	switch is := a.part(); {
+	case is != "" && is != part:
+		s.fail("reachable", "give it with --"+is, "wrong kind: the %s listens there, not the %s", is, part)
+		return false
+	case is == "", json.Unmarshal(a.body, into) != nil:
+		s.fail("reachable", "give the address of "+flag, "something answers there with status %d%s, but not with a status of ours", a.status, a.elsewhere())
 		return false
 	}
 	var told struct {

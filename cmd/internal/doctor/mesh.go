@@ -33,9 +33,9 @@ func (x *exam) mesh(ctx context.Context, join []string) []*subject {
 	add := func(found []netip.AddrPort) {
 		for _, a := range found {
 			if !known[a] && len(addrs) < maxProbes {
-				known[a] = true
 				addrs = append(addrs, a)
 			}
+			known[a] = true
 		}
 	}
 	for _, j := range join {
@@ -59,6 +59,11 @@ func (x *exam) mesh(ctx context.Context, join []string) []*subject {
 			add(s.gateways)
 		}
 		out = append(out, round...)
+	}
+	if n := len(known) - len(addrs); n > 0 {
+		s := &subject{name: "gossip"}
+		s.skip("others", "%d more nodes: at most %d are probed; name others with --join", n, maxProbes)
+		out = append(out, s)
 	}
 	return out
 }
