@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -93,13 +94,20 @@ func TestExampleKustomize(t *testing.T) {
 
 // TestExampleRollout gives the chart the values of each step.
 func TestExampleRollout(t *testing.T) {
-	routes := map[string]int32{"route-5-percent": 5, "route-100-percent": 100, "route-back": 0}
-	for name, percent := range routes {
-		r := onlyRoute(t, render(t, registry+read(t, "examples/rollout/"+name+".yaml")))
-		backends := r.Spec.Rules[0].BackendRefs
+	values := registry + read(t, "examples/rollout/route.yaml")
+	for _, percent := range []int32{0, 5, 100} {
+		o := render(t, values, "--set", fmt.Sprintf("httpRoutes[0].grapevinePercent=%d", percent))
+		backends := onlyRoute(t, o).Spec.Rules[0].BackendRefs
 		if backends[0].Name != "grapevine-gateway" || *backends[0].Weight != percent || *backends[1].Weight != 100-percent {
-			t.Errorf("%s: %+v", name, backends)
+			t.Errorf("%d %%: %+v", percent, backends)
 		}
+	}
+	// The route is where the Service of the example is.
+	route := onlyRoute(t, render(t, values))
+	before := decode(t, read(t, "examples/vllm/base/namespace.yaml")+"---\n"+read(t, "examples/vllm/base/service.yaml"))
+	service := each[core.Service](before)[0]
+	if b := route.Spec.Rules[0].BackendRefs[1]; route.Metadata.Namespace != each[core.Namespace](before)[0].Name || b.Name != service.Name || b.Port != service.Spec.Ports[0].Port {
+		t.Errorf("route of namespace %s to %s:%d", route.Metadata.Namespace, b.Name, b.Port)
 	}
 	for name, want := range map[string]float64{"policy-5-percent": 5, "policy-100-percent": 100} {
 		o := render(t, registry+read(t, "examples/rollout/"+name+".yaml"))
