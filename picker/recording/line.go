@@ -39,6 +39,9 @@ type line struct {
 	OutputEstimated bool `json:"output_estimated,omitempty"`
 }
 
+// maxTokens is what a length may be: an engine's word is not taken for more, which those who read recordings refuse.
+const maxTokens = 1 << 30
+
 // defaultBlockTokens is for a recording that begins before any endpoint is known.
 const defaultBlockTokens = 16
 
@@ -100,7 +103,7 @@ func (r *recording) add(c *Call, now time.Time, h blockhash.Hasher) bool {
 	}
 	l := line{Timestamp: msOf(max(0, c.Arrived.Sub(r.start))), BlockTokens: r.blockTokens}
 	o := &c.Outcome
-	if l.InputLength = o.PromptTokens; l.InputLength == 0 {
+	if l.InputLength = min(o.PromptTokens, maxTokens); l.InputLength <= 0 {
 		l.InputLength = max(1, c.Pick.PromptTokens, len(c.Pick.TokenIDs))
 		l.InputEstimated = c.Pick.TokenIDs == nil && c.Pick.Chains == nil || c.Partial
 	}
@@ -117,9 +120,9 @@ func (r *recording) add(c *Call, now time.Time, h blockhash.Hasher) bool {
 	r.status.Requests++
 	switch {
 	case o.PromptTokens > 0: // then there was a usage
-		l.OutputLength = o.OutputTokens
+		l.OutputLength = max(0, min(o.OutputTokens, maxTokens))
 		r.reported++
-		r.generated += o.OutputTokens
+		r.generated += l.OutputLength
 	case c.Streaming: // about one token an event, beside the first and the last
 		l.OutputLength, l.OutputEstimated = max(1, c.Events-2), true
 	default:

@@ -2,7 +2,9 @@ package recording
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"testing"
@@ -67,6 +69,27 @@ func TestSlowReader(t *testing.T) {
 	}
 	if !rec.add(ended(picker.Request{PromptTokens: 100}, picker.Outcome{PromptTokens: 100}), time.Now(), blockhash.NewHasher(1)) {
 		t.Error("a line is lost though all others have been taken")
+	}
+}
+
+// TestEnginesThatLie: whatever an engine says of lengths, its requests are lines that can be read, or are estimated.
+func TestEnginesThatLie(t *testing.T) {
+	h := blockhash.NewHasher(1)
+	for _, o := range []picker.Outcome{
+		{PromptTokens: -100, OutputTokens: -5}, {PromptTokens: math.MinInt, OutputTokens: math.MaxInt}, {PromptTokens: math.MaxInt, OutputTokens: math.MaxInt}, {PromptTokens: 1, OutputTokens: -1},
+	} {
+		rec := newRecording(time.Now(), []int{16}, maxBytes)
+		for range 3 { // sums too
+			rec.add(ended(picker.Request{TokenIDs: make([]uint32, 100)}, o), time.Now(), h)
+		}
+		rec.add(ended(picker.Request{PromptTokens: 100}, picker.Outcome{}), time.Now(), h) // by the mean of those before
+		lines, _, _ := rec.take(nil, time.Now())
+		for text := range bytes.Lines(lines) {
+			var l line
+			if err := json.Unmarshal(text, &l); err != nil || l.InputLength < 1 || l.InputLength > maxTokens || l.OutputLength < 0 || l.OutputLength > maxTokens {
+				t.Errorf("%+v: %v %.200s", o, err, text)
+			}
+		}
 	}
 }
 
