@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"net/http"
 	"os"
@@ -88,6 +89,10 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 	case o.asJSON && o.out == "-":
 		return usageError("--json and the trace both go to standard output: give the trace a file with -o")
 	}
+	file := &traceFile{path: o.out, stdout: cmd.OutOrStdout()}
+	if err := file.try(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)
 	body, err := o.connect(ctx)
@@ -98,7 +103,7 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 	if o.duration > 0 {
 		defer time.AfterFunc(o.duration+lastAnswers, func() { cancel(nil) }).Stop()
 	}
-	t := &traceTaker{o: o, file: &traceFile{path: o.out, stdout: cmd.OutOrStdout()}, progress: newStatusLine(cmd.ErrOrStderr())}
+	t := &traceTaker{o: o, file: file, progress: newStatusLine(cmd.ErrOrStderr())}
 	t.sum.File = o.out
 	begun := time.Now()
 	watch := time.AfterFunc(gatewaySilence, func() { cancel(errSilent) })
@@ -111,7 +116,10 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 	}
 	t.progress.end()
 	t.sum.Seconds = math.Round(time.Since(begun).Seconds()*10) / 10
-	if err = errors.Join(err, t.file.Close()); t.sum.Requests > 0 {
+	if lost := t.file.Close(); lost != nil { // of what was compressed, nobody knows how much
+		return errors.Join(err, lost)
+	}
+	if t.sum.Requests > 0 {
 		err = errors.Join(err, t.report(cmd))
 	}
 	if err != nil {
@@ -171,14 +179,20 @@ type traceTaker struct {
 	warned   bool
 }
 
+// maxTraceLine is more than a gateway keeps for a reader. Memory is taken as lines need it.
+const maxTraceLine = 32 << 20
+
 // statusPrefix begins the lines in which a gateway speaks of the recording.
 const statusPrefix = `{"recording":`
 
 // take reads lines until there are no more; a part of a line at the end is dropped. heard is called with each line.
 func (t *traceTaker) take(r io.Reader, heard func()) error {
-	in := bufio.NewReaderSize(r, 256<<10)
+	in := bufio.NewReaderSize(r, maxTraceLine)
 	for {
-		line, err := in.ReadBytes('\n')
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			return fmt.Errorf("the gateway sent what is no line of a trace: %.100q and %d MiB more", line, maxTraceLine>>20)
+		}
 		if err != nil {
 			if err == io.EOF && len(line) == 0 && t.o.duration > 0 { // all that came in time is there
 				return nil
@@ -312,6 +326,28 @@ type traceFile struct {
 	stdout io.Writer
 	w      io.Writer   // nil: nothing was written
 	close  []io.Closer // inner ones first
+	plain  *os.File    // what is written goes there as it is; nil: it does not
+	lines  int64       // bytes of the lines in it
+}
+
+// try finds out whether the file can be written, before hours of waiting for a first line. One that is there stays as it is.
+func (f *traceFile) try() error {
+	if f.path == "-" {
+		return nil
+	}
+	info, err := os.Stat(f.path)
+	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return nil // a pipe waits for its reader
+	}
+	file, openErr := os.OpenFile(f.path, os.O_WRONLY|os.O_CREATE, 0o666)
+	if openErr != nil {
+		return fmt.Errorf("write the trace: %w", openErr)
+	}
+	_ = file.Close()
+	if errors.Is(err, fs.ErrNotExist) {
+		_ = os.Remove(f.path)
+	}
+	return nil
 }
 
 func (f *traceFile) Write(b []byte) (int, error) {
@@ -321,10 +357,14 @@ func (f *traceFile) Write(b []byte) (int, error) {
 		}
 	}
 	n, err := f.w.Write(b)
-	if err != nil {
-		err = fmt.Errorf("write the trace: %w", err)
+	if err == nil {
+		f.lines += int64(n)
+		return n, nil
 	}
-	return n, err
+	if f.plain != nil { // a disk that is full takes a part of a line
+		_ = f.plain.Truncate(f.lines)
+	}
+	return n, fmt.Errorf("write the trace: %w", err)
 }
 
 func (f *traceFile) open() error {
@@ -346,6 +386,7 @@ func (f *traceFile) open() error {
 			return errors.Join(fmt.Errorf("write the trace: %w", err), file.Close())
 		}
 	default:
+		f.plain = file
 		return nil
 	}
 	f.w, f.close = packer, append([]io.Closer{packer}, f.close...)

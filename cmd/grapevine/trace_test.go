@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -168,5 +170,81 @@ func TestFaultsOfTrace(t *testing.T) {
 		if _, _, err := runTool(t.Context(), append([]string{"trace"}, strings.Fields(args)...)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one with %q", args, err, want)
 		}
+	}
+}
+
+// TestTraceOfAServerThatNeverEndsALine: it is no gateway, and memory has a bound.
+func TestTraceOfAServerThatNeverEndsALine(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for block := make([]byte, 1<<20); r.Context().Err() == nil; {
+			if _, err := w.Write(block); err != nil {
+				return
+			}
+		}
+	}))
+	defer s.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, _, err := runTool(ctx, "trace", "--gateway", s.URL); err == nil || !strings.Contains(err.Error(), "no line of a trace") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestTraceFileThatCannotBe is said at once, though no request comes; one that is there stays until one comes.
+func TestTraceFileThatCannotBe(t *testing.T) {
+	dir := t.TempDir()
+	old := filepath.Join(dir, "old")
+	if err := os.WriteFile(old, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	silent := fakeGateway(t, true, statusText(0, 0, 0))
+	for path, want := range map[string]string{
+		filepath.Join(dir, "none", "x"): "no such file", dir: "is a directory", old: "nothing recorded", filepath.Join(dir, "new"): "nothing recorded",
+	} {
+		if _, _, err := runTool(t.Context(), "trace", "--gateway", silent, "--for", "1s", "-o", path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", path, err, want)
+		}
+	}
+	if text, err := os.ReadFile(old); err != nil || string(text) != "old" {
+		t.Errorf("the old file: %q, %v", text, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
+		t.Error("an empty file is left")
+	}
+}
+
+// fullDisk takes some bytes more.
+type fullDisk struct {
+	io.Writer
+	left int
+}
+
+func (d *fullDisk) Write(b []byte) (int, error) {
+	n, err := d.Writer.Write(b[:min(d.left, len(b))])
+	if d.left -= n; err == nil && n < len(b) {
+		err = syscall.ENOSPC
+	}
+	return n, err
+}
+
+// TestTraceOnAFullDisk: the lines before can be played.
+func TestTraceOnAFullDisk(t *testing.T) {
+	f := &traceFile{path: filepath.Join(t.TempDir(), "trace.jsonl")}
+	if err := f.open(); err != nil {
+		t.Fatal(err)
+	}
+	f.w = &fullDisk{f.w, 250}
+	var err error
+	for i := 0; err == nil; i++ {
+		_, err = f.Write([]byte(traceLine(i)))
+	}
+	if !errors.Is(err, syscall.ENOSPC) || f.Close() != nil {
+		t.Errorf("error %v", err)
+	}
+	if tr, err := trace.Read(f.path, trace.Grapevine, trace.Options{}); err != nil || len(tr.Requests) != 2 {
+		t.Errorf("read back %+v, %v", tr, err)
+	}
+	if _, log, err := runTool(t.Context(), "trace", "--gateway", fakeGateway(t, true, traceLine(0)), "--requests", "1", "-o", "/dev/full"); err == nil || strings.Contains(log, "recorded") {
+		t.Errorf("error %v; it says %q", err, log)
 	}
 }
