@@ -40,7 +40,7 @@ func run(ctx context.Context, args []string) int {
 			fmt.Fprintln(os.Stderr, "agent:", err)
 			return 1
 		}
-		return supervisor{program: self, args: rest, pause: firstPause, stderr: os.Stderr}.run(ctx)
+		return supervisor{program: self, args: rest, pause: firstPause, patience: lastWords, stderr: os.Stderr}.run(ctx)
 	}
 	cfg := agent.Default()
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)

@@ -24,6 +24,10 @@ const (
 	steady      = time.Minute
 )
 
+// lastWords is how long an agent that is told to end may take: one that hangs must not keep its pod, whose grace period may be
+// as long as the engine's longest answer.
+const lastWords = time.Minute
+
 // supervised takes the flag out of the arguments. One that is not true or false stays, for the program to complain of.
 func supervised(args []string) (rest []string, on bool) {
 	for _, arg := range args {
@@ -41,19 +45,21 @@ func supervised(args []string) (rest []string, on bool) {
 
 // supervisor runs a program again and again.
 type supervisor struct {
-	program string
-	args    []string
-	pause   time.Duration // the first
-	stderr  io.Writer
+	program  string
+	args     []string
+	pause    time.Duration // the first
+	patience time.Duration // between SIGTERM and SIGKILL
+	stderr   io.Writer
 }
 
-// run returns the exit code of the last run when ctx has ended; the program is told by SIGTERM and may take its time.
+// run returns the exit code of the last run when ctx has ended; the program is told by SIGTERM, and killed when it hangs.
 func (s supervisor) run(ctx context.Context) int {
 	pause := s.pause
 	for {
 		cmd := exec.CommandContext(ctx, s.program, s.args...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, s.stderr
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+		cmd.WaitDelay = s.patience
 		began := time.Now()
 		err := cmd.Run()
 		if ctx.Err() != nil {

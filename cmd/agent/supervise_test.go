@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -31,6 +32,9 @@ func TestMain(m *testing.M) {
 	defer stop()
 	fmt.Fprintln(f, "ready")
 	<-ctx.Done()
+	if os.Getenv("SUPERVISED_HANGS") != "" {
+		select {}
+	}
 	fmt.Fprintln(f, "told")
 	os.Exit(3)
 }
@@ -52,6 +56,34 @@ func TestSupervised(t *testing.T) {
 	}
 }
 
+// TestSuperviseOneThatHangs: an agent that does not heed SIGTERM is killed.
+func TestSuperviseOneThatHangs(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := filepath.Join(t.TempDir(), "runs")
+	t.Setenv("SUPERVISED_RUNS", runs)
+	t.Setenv("SUPERVISED_HANGS", "yes")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan int)
+	go func() {
+		ended <- supervisor{program: self, pause: time.Millisecond, patience: 50 * time.Millisecond, stderr: io.Discard}.run(ctx)
+	}()
+	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(time.Millisecond) {
+		if text, _ := os.ReadFile(runs); strings.Contains(string(text), "ready") {
+			break
+		}
+	}
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		t.Error("the parent waits for an agent that hangs")
+	}
+}
+
 func TestSupervise(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -64,7 +96,7 @@ func TestSupervise(t *testing.T) {
 	var log bytes.Buffer
 	code := make(chan int)
 	go func() {
-		code <- supervisor{program: self, args: []string{"--engine=x"}, pause: time.Millisecond, stderr: &log}.run(ctx)
+		code <- supervisor{program: self, args: []string{"--engine=x"}, pause: time.Millisecond, patience: time.Minute, stderr: &log}.run(ctx)
 	}()
 	said := func(word string) bool {
 		text, _ := os.ReadFile(runs)
