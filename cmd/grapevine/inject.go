@@ -25,9 +25,11 @@ import (
 type injectConfig struct {
 	inject.Options
 	File           []string `json:"file" help:"files with pods or what makes pods, - for standard input"`
-	NamespaceLabel string   `json:"namespace-label" help:"value of the namespace's label: agent, configure or disabled; none: not labelled"`
+	NamespaceLabel string   `json:"namespace-label" help:"value of the namespace's label: agent, configure or disabled; empty: the label has no value, --level says; none: not labelled"`
 	Patch          bool     `json:"patch" help:"print the JSON patch of each object instead of the object"`
 	JSON           bool     `json:"json" help:"print JSON instead of YAML"`
+
+	injected bool // something was
 }
 
 func newInjectCommand() *cobra.Command {
@@ -39,8 +41,7 @@ func newInjectCommand() *cobra.Command {
 			"Warnings go to standard error. Everything else is printed as it is.",
 		DisableFlagParsing: true, // config reads flags, environment and file in one go
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg := injectConfig{Options: inject.Default(), NamespaceLabel: string(inject.Agent)}
-			cfg.Image = "grapevine-agent:" + version
+			cfg := injectConfig{Options: inject.Default()}
 			for i, a := range args { // the one short flag, as kubectl has it
 				if a == "-f" {
 					args = slices.Clone(args)
@@ -69,7 +70,11 @@ func (c injectConfig) Validate() error {
 	return errors.Join(err, c.Options.Validate())
 }
 
-func (c injectConfig) run(stdin io.Reader, stdout, stderr io.Writer) error {
+func (c *injectConfig) run(stdin io.Reader, stdout, stderr io.Writer) error {
+	given := c.Image != ""
+	if !given {
+		c.Image = "REGISTRY/agent:" + c.Version // as the chart names it
+	}
 	var out []any
 	for _, name := range c.File {
 		in := stdin
@@ -101,6 +106,12 @@ func (c injectConfig) run(stdin io.Reader, stdout, stderr io.Writer) error {
 	}
 	if len(out) == 0 {
 		return fmt.Errorf("nothing to read in %s", strings.Join(c.File, ", "))
+	}
+	if c.injected && !given {
+		fmt.Fprintf(stderr, "Before you apply this: --agent-image was not given, %s stands for yours\n", c.Image)
+	}
+	if c.injected && len(c.Join) == 0 {
+		fmt.Fprintln(stderr, "Before you apply this: --gossip-join was not given, so the agents join nobody; give the gateways' headless Service, such as grapevine-gossip.grapevine.svc")
 	}
 	return c.print(stdout, out)
 }
@@ -175,7 +186,7 @@ func at(object any, path []string) any {
 }
 
 // objects does one document, which may be a List.
-func (c injectConfig) objects(doc []byte, stderr io.Writer) ([]any, error) {
+func (c *injectConfig) objects(doc []byte, stderr io.Writer) ([]any, error) {
 	var object map[string]any
 	if err := unmarshal(doc, &object); err != nil {
 		return nil, fmt.Errorf("decode object: %w", err)
@@ -225,6 +236,7 @@ func (c injectConfig) objects(doc []byte, stderr io.Writer) ([]any, error) {
 			pod.Labels[k] = v
 		}
 		res := c.Options.Inject(pod, inject.Namespace{Labelled: c.NamespaceLabel != "none", Label: c.NamespaceLabel})
+		c.injected = c.injected || res.Outcome == inject.InjectedAgent || res.Outcome == inject.InjectedConfigure
 		where := ""
 		if len(t.path) > 0 {
 			where = "/" + strings.Join(t.path, "/")

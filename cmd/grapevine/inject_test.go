@@ -96,6 +96,37 @@ func TestInjectManifests(t *testing.T) {
 	}
 }
 
+// TestInjectAsGiven: what was not given is told, and --level counts.
+func TestInjectAsGiven(t *testing.T) {
+	given := []string{"--agent-image", "a:1", "--gossip-join", "gw"}
+	for _, tt := range []struct {
+		name           string
+		args           []string
+		stderr, stdout string
+		not            string // on standard error
+	}{
+		{"nothing", nil, "--agent-image was not given, REGISTRY/agent:" + version, "image: REGISTRY/agent:" + version, ""},
+		{"no gateways", given[:2], "--gossip-join was not given", "image: a:1", "--agent-image"},
+		{"all", given, "deployment/llama: agent", "--gossip-join=gw:7946", "not given"},
+		{"level", append([]string{"--level", "configure"}, given...), "deployment/llama: configure", "--kv-events-config", ""},
+		{"label before level", append([]string{"--level", "configure", "--namespace-label", "agent"}, given...), "deployment/llama: agent", "", ""},
+		{"not labelled", []string{"--namespace-label", "none"}, "deployment/llama: off", "", "not given"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			stdout, stderr, err := runInject(t, manifests, append([]string{"-f", "-"}, tt.args...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(stderr, tt.stderr) || tt.not != "" && strings.Contains(stderr, tt.not) {
+				t.Errorf("said %s\nwant %q, not %q", stderr, tt.stderr, tt.not)
+			}
+			if !strings.Contains(stdout, tt.stdout) {
+				t.Errorf("%q is missing in\n%s", tt.stdout, stdout)
+			}
+		})
+	}
+}
+
 func TestInjectFaults(t *testing.T) {
 	for _, tt := range []struct {
 		name, input string
