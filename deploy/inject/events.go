@@ -157,7 +157,7 @@ func (e *engine) whyNot(pod *corev1.Pod) (reason, hint string) {
 		return "prefix caching is off", "in place of --no-enable-prefix-caching"
 	case !e.known:
 		return "the release of vLLM is not known", fmt.Sprintf("it needs vLLM %v or later (hybrid models: %v); say which with annotation %s", firstEvents, firstHybrid, KeyVersion)
-	case e.version.below(firstEvents.major, firstEvents.minor, firstEvents.patch):
+	case e.tooOld():
 		return fmt.Sprintf("vLLM %v is too old for KV events", e.version), ""
 	case newestVLLM.below(e.version.major, e.version.minor, 0):
 		return fmt.Sprintf("vLLM %v is newer than this injector knows (%d.%d)", e.version, newestVLLM.major, newestVLLM.minor), "update Grapevine"
@@ -184,6 +184,11 @@ func (e *engine) whyNot(pod *corev1.Pod) (reason, hint string) {
 		return who, "with other ports"
 	}
 	return "", ""
+}
+
+// tooOld says whether the engine is known to be a release whose KV events are of no use.
+func (e *engine) tooOld() bool {
+	return e.kind == vllm && e.known && e.version.below(firstEvents.major, firstEvents.minor, firstEvents.patch)
 }
 
 func (e *engine) modelName() string {

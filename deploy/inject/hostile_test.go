@@ -134,7 +134,7 @@ func TestAnnotationsFit(t *testing.T) {
 
 // TestSlipsInAnnotations: a value that is none is said, not passed over.
 func TestSlipsInAnnotations(t *testing.T) {
-	for key, value := range map[string]string{KeyPort: "http", KeyAddress: "99999", KeyEngine: "VLLM"} {
+	for key, value := range map[string]string{KeyPort: "http", KeyAddress: "99999", KeyEngine: "VLLM", KeyHybrid: "no", KeyVersion: "latest", domain + "prot": ""} {
 		pod := vllmPod("--model", "m")
 		pod.Annotations = map[string]string{key: value}
 		_, res := injected(t, pod, "configure")

@@ -121,10 +121,8 @@ func (o Options) inject(pod *corev1.Pod, e *engine, level Level) Result {
 			warnings = append(warnings, "grapevine: "+s)
 		}
 	}
-	for _, key := range []string{KeyPort, KeyAddress} {
-		if s := pod.Annotations[key]; s != "" && parsePort(s) == 0 {
-			warn(fmt.Sprintf("%s is %q, which is no port, and passed over: give a number", key, s))
-		}
+	for _, s := range passedOver(pod.Annotations) {
+		warn(s)
 	}
 	p := newPatch(pod)
 	ev, said := e.ownersEvents()
@@ -136,8 +134,8 @@ func (o Options) inject(pod *corev1.Pod, e *engine, level Level) Result {
 		outcome = InjectedConfigure
 		ev.endpoint, ev.replay = ownEvents, ownReplay
 		p.arguments(e.index, []string{"--" + flagEvents, ownConfig(e.kind)})
-	case e.kind == vllm && e.known && e.version.below(firstEvents.major, firstEvents.minor, firstEvents.patch):
-		warn(fmt.Sprintf("%s: routed by load only until the engine is vLLM %v or later", reason, firstEvents))
+	case e.tooOld():
+		warn(fmt.Sprintf("vLLM %v is too old for KV events: routed by load only until the engine is vLLM %v or later", e.version, firstEvents))
 	default:
 		s := "routed by load only until the engine publishes KV events; add to its arguments: " + e.line()
 		if hint != "" {

@@ -3,6 +3,9 @@ package inject
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -147,4 +150,29 @@ func (o Options) level(pod *corev1.Pod, ns Namespace) (level Level, fault string
 		return None, fmt.Sprintf("%s is %q: nothing is injected; give agent, configure or disabled", KeyInject, w.value)
 	}
 	return None, ""
+}
+
+// passedOver names the annotations of ours that say nothing that is understood.
+func passedOver(annotations map[string]string) (warnings []string) {
+	known := []string{KeyInject, KeyContainer, KeyEngine, KeyVersion, KeyHybrid, KeyPort, KeyAddress, KeyPool, KeyGPUs, KeyInjected, KeyWarnings}
+	var unknown []string
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		value := annotations[key]
+		_, isVersion := parseVersion(value)
+		switch {
+		case !strings.HasPrefix(key, domain):
+		case !slices.Contains(known, key):
+			unknown = append(unknown, strconv.Quote(key))
+		case (key == KeyPort || key == KeyAddress) && value != "" && parsePort(value) == 0:
+			warnings = append(warnings, fmt.Sprintf("%s is %q, which is no port, and passed over: give a number", key, value))
+		case key == KeyVersion && value != "" && !isVersion:
+			warnings = append(warnings, fmt.Sprintf("%s is %q, which is no release, and passed over: give it as 0.32.0", key, value))
+		case key == KeyHybrid && value != "" && value != "true" && value != "false":
+			warnings = append(warnings, fmt.Sprintf("%s is %q, and passed over: give true or false", key, value))
+		}
+	}
+	if len(unknown) > 0 {
+		warnings = append(warnings, fmt.Sprintf("annotations %s are not known, and passed over: misspelt?", strings.Join(unknown, ", ")))
+	}
+	return warnings
 }

@@ -142,6 +142,10 @@ func TestWhyNot(t *testing.T) {
 			p.Spec.Containers[0].Image, p.Spec.Containers[0].Args = "vllm/vllm-openai:v0.11.1", []string{"Qwen/Qwen3-8B"}
 		}, ""},
 		{"before it", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "vllm/vllm-openai:v0.11.0" }, "too old"},
+		{"before it, and nothing cached", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Image = "vllm/vllm-openai:v0.8.5"
+			p.Spec.Containers[0].Args = append(p.Spec.Containers[0].Args, "--no-enable-prefix-caching")
+		}, "grapevine: vLLM 0.8.5 is too old for KV events: routed"},
 		{"config file", func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--config", "/c.yaml"} }, "names a file"},
 		{"hidden argument", func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--model=m", "$(MORE)"} }, "not to be seen"},
 		{"wrapper", func(p *corev1.Pod) { p.Spec.Containers[0].Command = []string{"/run.sh", "vllm", "serve"} }, "/run.sh"},
