@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -44,7 +45,7 @@ difference; the exit code is then 1. vLLM opens its render endpoints with --enab
 	f := cmd.Flags()
 	f.StringVar(&o.model, "model", "", "folder with the model's tokenizer.json and chat template")
 	f.StringVar(&o.file, "file", "-", "file with the request body, - for standard input")
-	f.StringVar(&o.path, "path", "", "API that the body is for, such as /v1/completions; empty: guessed from its fields")
+	f.StringVar(&o.path, "path", "", pathUsage)
 	f.IntVar(&o.blockSize, "block-size", 16, "tokens of a KV block")
 	f.StringVar(&o.seedFile, "seed-file", "", "file with the pool's secret seed of block hashes; empty: the common default")
 	f.BoolVar(&o.adapter, "adapter", false, "the body's model is a LoRA adapter: its name marks the chain")
@@ -93,20 +94,15 @@ func (o *chainOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	body, err := readBody(cmd.InOrStdin(), o.file)
+	body, path, err := readBody(cmd.InOrStdin(), o.file, o.path)
 	if err != nil {
 		return err
 	}
-	if o.path == "" {
-		if o.path, err = guessPath(body); err != nil {
-			return err
-		}
-	}
-	req, err := openai.Parse(o.path, body)
+	req, err := openai.Parse(path, body)
 	if err != nil {
-		return fmt.Errorf("read %s request: %w", o.path, err)
+		return fmt.Errorf("read %s request: %w", path, err)
 	}
-	rep := chainReport{Path: o.path, BlockSize: o.blockSize, file: tok}
+	rep := chainReport{Path: path, BlockSize: o.blockSize, file: tok}
 	if err := o.resolve(cmd, req, blockhash.NewHasher(seed), &rep); err != nil {
 		return err
 	}
@@ -187,19 +183,25 @@ func (o *chainOptions) seed() (uint64, error) {
 	return seed, nil
 }
 
-// readBody reads a request body from a file, - for standard input.
-func readBody(stdin io.Reader, file string) ([]byte, error) {
-	var body []byte
-	var err error
+const pathUsage = "API that the body is for, such as /v1/completions; empty: guessed from its fields"
+
+// readBody reads a request body from a file, - for standard input, and guesses the API that it is for where none is given.
+func readBody(stdin io.Reader, file, path string) (body []byte, api string, err error) {
 	if file == "-" {
 		body, err = io.ReadAll(stdin)
 	} else {
 		body, err = os.ReadFile(file)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read request body: %w", err)
+		return nil, "", fmt.Errorf("read request body: %w", err)
 	}
-	return body, nil
+	if len(bytes.TrimSpace(body)) == 0 {
+		return nil, "", usageError("the request body is empty: give --file, or a body on standard input")
+	}
+	if path == "" {
+		path, err = guessPath(body)
+	}
+	return body, path, err
 }
 
 // guessPath tells the API from a body's fields.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/grapevine-llm/grapevine/picker"
 	"github.com/grapevine-llm/grapevine/picker/extproc"
@@ -22,16 +23,27 @@ import (
 
 const defaultAdmin = "http://127.0.0.1:9090"
 
+// gatewayFlag adds the flag that says which gateway to ask. The gateway calls the address its admin one: --admin is the same.
+func gatewayFlag(f *pflag.FlagSet, gateway *string) {
+	f.StringVar(gateway, "gateway", defaultAdmin, "base URL of the gateway's admin listener")
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "admin" {
+			name = "gateway"
+		}
+		return pflag.NormalizedName(name)
+	})
+}
+
 // newStatusCommand is `grapevine status`: what a gateway knows of its endpoints.
 func newStatusCommand() *cobra.Command {
-	var admin string
+	var gateway string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what a gateway knows of its endpoints",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			body, err := call(cmd.Context(), http.MethodGet, admin, "/status", nil)
+			body, err := call(cmd.Context(), http.MethodGet, gateway, "/status", nil)
 			if err != nil {
 				return err
 			}
@@ -65,7 +77,7 @@ func newStatusCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&admin, "admin", defaultAdmin, "base URL of the gateway's admin listener")
+	gatewayFlag(cmd.Flags(), &gateway)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the gateway's own JSON")
 	return cmd
 }
@@ -142,20 +154,20 @@ func orNone(s string) string {
 
 // newExplainCommand is `grapevine explain`: why a request went, or would go, where.
 func newExplainCommand() *cobra.Command {
-	var admin, requestID, file, path string
+	var gateway, requestID, file, path string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "explain (--request-id ID | --file BODY.json)",
 		Short: "Show why a request went to its endpoint, or where a request body would go",
 		Example: `  grapevine explain --request-id 7f0c...        # the X-Request-Id of an answer
   grapevine explain --file body.json            # nothing is sent to an engine
-  echo '{"model":"tiny","prompt":[1,2,3]}' | grapevine explain --file - --path /v1/completions`,
+  echo '{"model":"tiny","prompt":[1,2,3]}' | grapevine explain --file -`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if (requestID == "") == (file == "") {
 				return usageError("give --request-id ID of a request that was answered, or --file with a request body")
 			}
-			body, err := explained(cmd, admin, requestID, file, path)
+			body, err := explained(cmd, gateway, requestID, file, path)
 			if err != nil {
 				return err
 			}
@@ -172,23 +184,23 @@ func newExplainCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&admin, "admin", defaultAdmin, "base URL of the gateway's admin listener")
+	gatewayFlag(f, &gateway)
 	f.StringVar(&requestID, "request-id", "", "id of a request that this gateway has decided on (X-Request-Id)")
 	f.StringVar(&file, "file", "", "file with an OpenAI request body, - for standard input")
-	f.StringVar(&path, "path", "/v1/chat/completions", "API that the body is for")
+	f.StringVar(&path, "path", "", pathUsage)
 	f.BoolVar(&asJSON, "json", false, "print the gateway's own JSON")
 	return cmd
 }
 
-func explained(cmd *cobra.Command, admin, requestID, file, path string) ([]byte, error) {
+func explained(cmd *cobra.Command, gateway, requestID, file, path string) ([]byte, error) {
 	if requestID != "" {
-		return call(cmd.Context(), http.MethodGet, admin, "/receipts/"+url.PathEscape(requestID), nil)
+		return call(cmd.Context(), http.MethodGet, gateway, "/receipts/"+url.PathEscape(requestID), nil)
 	}
-	body, err := readBody(cmd.InOrStdin(), file)
+	body, path, err := readBody(cmd.InOrStdin(), file, path)
 	if err != nil {
 		return nil, err
 	}
-	return call(cmd.Context(), http.MethodPost, admin, "/explain?path="+url.QueryEscape(path), body)
+	return call(cmd.Context(), http.MethodPost, gateway, "/explain?path="+url.QueryEscape(path), body)
 }
 
 func writeReceipt(w io.Writer, r *picker.Receipt) {
@@ -231,19 +243,19 @@ func newTable(w io.Writer) table.Writer {
 }
 
 // call asks a gateway's admin listener.
-func call(ctx context.Context, method, admin, path string, body []byte) ([]byte, error) {
-	if !isURL(admin) {
-		return nil, usageError(fmt.Sprintf("--admin %q: give the admin listener's URL, e.g. %s", admin, defaultAdmin))
+func call(ctx context.Context, method, gateway, path string, body []byte) ([]byte, error) {
+	if !isURL(gateway) {
+		return nil, usageError(fmt.Sprintf("--gateway %q: give the admin listener's URL, e.g. %s", gateway, defaultAdmin))
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(admin, "/")+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(gateway, "/")+path, bytes.NewReader(body))
 	if err != nil {
-		return nil, usageError(fmt.Sprintf("--admin %q: %v: give the admin listener's URL, e.g. %s", admin, err, defaultAdmin))
+		return nil, usageError(fmt.Sprintf("--gateway %q: %v: give the admin listener's URL, e.g. %s", gateway, err, defaultAdmin))
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the gateway: %w: is it running, and is --admin its --admin-listen address?", err)
+		return nil, fmt.Errorf("ask the gateway: %w: is it running, and is --gateway its --admin-listen address?", err)
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
@@ -251,7 +263,7 @@ func call(ctx context.Context, method, admin, path string, body []byte) ([]byte,
 		return nil, fmt.Errorf("read the gateway's answer: %w", err)
 	}
 	if resp.StatusCode == http.StatusNotFound && path == "/status" {
-		return nil, fmt.Errorf("%s has no /status: give --admin the gateway's --admin-listen address, not the one for clients", admin)
+		return nil, fmt.Errorf("%s has no /status: give --gateway the gateway's --admin-listen address, not the one for clients", gateway)
 	}
 	if resp.StatusCode != http.StatusOK {
 		if message := errorMessage(text); message != "" {

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -22,5 +25,26 @@ Service models/mistral:http: not read yet; not heard of for 4 s: may not list en
 `
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// TestExplainGuessesTheAPI: a body goes to the API that its fields tell, unless --path says.
+func TestExplainGuessesTheAPI(t *testing.T) {
+	var asked string
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = r.URL.Query().Get("path")
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer gateway.Close()
+	for _, tt := range []struct{ name, body, args, want string }{
+		{"chat", `{"messages":[]}`, "--gateway", "/v1/chat/completions"},
+		{"completion", `{"prompt":"Hello"}`, "--admin", "/v1/completions"},
+		{"said", `{"prompt":"Hello"}`, "--path /tokenize --gateway", "/tokenize"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := execute(t, tt.body, "explain --file - "+tt.args+" "+gateway.URL); err != nil || asked != tt.want {
+				t.Errorf("asked for %q, want %q: %v", asked, tt.want, err)
+			}
+		})
 	}
 }

@@ -55,7 +55,7 @@ its own: their numbers don't fit together.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.gateway, "gateway", defaultAdmin, "base URL of the gateway's admin listener")
+	gatewayFlag(f, &o.gateway)
 	f.DurationVar(&o.duration, "for", 0, "record the requests that come in this time; 0: until interrupted")
 	f.IntVar(&o.requests, "requests", 0, "stop when so many requests have ended; 0: no limit")
 	f.StringVarP(&o.out, "output", "o", "-", "file to write, compressed if it ends in .gz or .zst; - for standard output")
