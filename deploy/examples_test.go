@@ -20,7 +20,7 @@ import (
 // TestExampleManifests decodes every manifest of the examples strictly.
 func TestExampleManifests(t *testing.T) {
 	files := 0
-	for _, pattern := range []string{"examples/vllm/*/*.yaml", "examples/vllm/*/*/*.yaml", "examples/keda/*.yaml"} {
+	for _, pattern := range []string{"examples/vllm/*/*.yaml", "examples/vllm/*/*/*.yaml", "examples/keda/*.yaml", "examples/doctor/*.yaml"} {
 		names, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -36,7 +36,7 @@ func TestExampleManifests(t *testing.T) {
 			}
 		}
 	}
-	if files < 5 {
+	if files < 6 {
 		t.Errorf("%d manifests", files)
 	}
 }
@@ -46,6 +46,28 @@ func TestExampleScaledObject(t *testing.T) {
 		for _, trigger := range s.Spec.Triggers {
 			metrics(t).check(t, s.Metadata.Name, trigger.Metadata["query"])
 		}
+	}
+}
+
+// TestExampleDoctor: the pod may run anywhere, and asks by the names that the chart gives.
+func TestExampleDoctor(t *testing.T) {
+	pod := get[core.Pod](t, decode(t, read(t, "examples/doctor/pod.yaml")), "models", "grapevine-doctor")
+	checkRestricted(t, pod.Name, pod.Spec)
+	o := render(t, registry+"modelNamespaces: [models]\n")
+	keys := get[core.Secret](t, o, pod.Namespace, pod.Spec.Volumes[0].Secret.SecretName)
+	gossip := get[core.Service](t, o, "grapevine", "grapevine-gossip")
+	host := gossip.Name + "." + gossip.Namespace + ".svc"
+	c := pod.Spec.Containers[0]
+	mounted := c.VolumeMounts[0].MountPath
+	want := []string{"doctor", "--gateway=http://" + host + gatewayConfig(t, o)["admin-listen"].(string), "--join=" + host,
+		"--gossip-key-file=" + mounted + "/gossip.key", "--seed-file=" + mounted + "/seed"}
+	for _, file := range []string{"gossip.key", "seed"} {
+		if len(keys.Data[file]) == 0 {
+			t.Errorf("Secret %s has no %s", keys.Name, file)
+		}
+	}
+	if !slices.Equal(c.Args, want) {
+		t.Errorf("arguments %q, want %q", c.Args, want)
 	}
 }
 

@@ -55,6 +55,8 @@ func (k *kubelet) image(name string) (binary string, user int64, err error) {
 		return "agent", distroless, nil
 	case "grapevine-injector", "injector":
 		return "injector", distroless, nil
+	case "grapevine":
+		return "grapevine", distroless, nil
 	case "vllm-openai", "vllm":
 		return "grapevine", 0, nil // an emulated engine
 	}
@@ -100,7 +102,7 @@ func (c *container) prepare() (script string, args, env []string, err error) {
 		args[i] = expand(args[i], vars)
 	}
 	switch {
-	case binary == "grapevine":
+	case binary == "grapevine" && strings.Contains(c.spec.Image, "vllm"):
 		args = append([]string{"/app/grapevine"}, engineArgs(args, p.object.Annotations["test/engine-args"])...)
 	case len(c.spec.Command) > 0:
 		args[0] = "/app/" + filepath.Base(args[0])

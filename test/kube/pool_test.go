@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -224,6 +225,44 @@ func (p *plane) endToEnd(t *testing.T) {
 	t.Logf("12 prompts that came back: %d went to the pod that held them, %d with exactly the predicted cached tokens", hits, exact)
 	if hits != 12 {
 		t.Errorf("%d of 12 prompts found their cache", hits)
+	}
+}
+
+// doctor runs the example of a pod that examines the release from inside, beside what endToEnd has started.
+func (p *plane) doctor(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/examples/doctor/pod.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := strings.NewReplacer("REGISTRY", "grapevine.test", "TAG", "v1").Replace(string(text))
+	p.kubectl(t, manifest, "apply", "-f", "-")
+	var state corev1.PodStatus
+	eventually(t, time.Minute, "the doctor to end", func() error {
+		var pod corev1.Pod
+		if err := p.get("/api/v1/namespaces/models/pods/grapevine-doctor", &pod); err != nil {
+			return err
+		}
+		if state = pod.Status; len(state.ContainerStatuses) == 0 || state.ContainerStatuses[0].State.Terminated == nil {
+			return fmt.Errorf("%s: %w", state.Message, errNotYet)
+		}
+		return nil
+	})
+	said, err := os.ReadFile(p.kubelet.find("models", "grapevine-doctor").containers[0].log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s", said)
+	// One of the two pools has no pods: that is a fault, and the only one.
+	if code := state.ContainerStatuses[0].State.Terminated.ExitCode; code != 1 || strings.Count(string(said), "FAILED") != 1 {
+		t.Errorf("the doctor ended with %d, want one fault", code)
+	}
+	for _, want := range []string{"a state exchange went through", "the node uses the first key of the file", "a packet came back"} {
+		if n := strings.Count(string(said), want); n != 2 {
+			t.Errorf("the doctor says %q of %d gateways, want 2", want, n)
+		}
+	}
+	if err := p.remove("/api/v1/namespaces/models/pods/grapevine-doctor"); err != nil {
+		t.Fatal(err)
 	}
 }
 
