@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -26,7 +27,7 @@ const (
 var values = []string{
 	"--set", "image.registry=grapevine.test", "--set", "image.tag=v1", "--set", "modelNamespaces={models}",
 	"--set", "pools.inferencePools={models/tiny}", "--set", "pools.services={models/tiny-svc:8000}", "--set", "pools.objectives=true",
-	"--set", "gateway.mode=both", "--set", "gateway.config.response-headers=true", "--set", "gateway.config.log-level=DEBUG", "--set", "gateway.preStopSeconds=1",
+	"-f", "../../deploy/examples/rollout/route.yaml", "--set", "gateway.mode=both", "--set", "gateway.config.response-headers=true", "--set", "gateway.config.log-level=DEBUG", "--set", "gateway.preStopSeconds=1",
 }
 
 // definitions installs the custom resources of the Gateway API and its Inference Extension.
@@ -207,6 +208,60 @@ func (p *plane) helmUpgradeKeeps(t *testing.T) {
 	}
 }
 
+// keyRotation changes the gossip key by the steps that are documented. A rollback across it stops half-way, as documented too,
+// and an upgrade mends that.
+func (p *plane) keyRotation(t *testing.T) {
+	key := func(namespace string) string {
+		return p.kubectl(t, "", "get", "secret", release+"-keys", "-n", namespace, "-o", `go-template={{index .data "gossip.key" | base64decode}}`)
+	}
+	upgrade := func(flags ...string) error {
+		_, err := p.run("", "helm", slices.Concat([]string{"upgrade", release, chart, "-n", release, "--reset-then-reuse-values"}, flags)...)
+		return err
+	}
+	follows := func(keys string) {
+		t.Helper()
+		if err := upgrade(); err != nil {
+			t.Fatal(err)
+		}
+		for _, namespace := range []string{release, "models"} {
+			if got := key(namespace); got != keys {
+				t.Fatalf("namespace %s has %q, want %q", namespace, got, keys)
+			}
+		}
+	}
+	put := func(keys string) {
+		text := base64.StdEncoding.EncodeToString([]byte(keys))
+		p.kubectl(t, "", "patch", "secret", release+"-keys", "-n", release, "-p", fmt.Sprintf(`{"data":{"gossip.key":%q}}`, text))
+		follows(keys)
+	}
+	old, fresh := key(release), base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32)))
+	put(old + "\n" + fresh + "\n")
+	put(fresh + "\n" + old + "\n")
+	put(fresh + "\n")
+
+	if _, err := p.run("", "helm", "rollback", release, "1", "-n", release); err == nil || !strings.Contains(err.Error(), "conflict") {
+		t.Errorf("helm rollback: %v, want a conflict", err)
+	}
+	if key("models") == key(release) {
+		t.Error("a rollback that stops half-way leaves the same key everywhere")
+	}
+	follows(fresh + "\n")
+	put(old)
+}
+
+// scaledByHand: what was changed with kubectl is in Helm's way, until it is told to take it back.
+func (p *plane) scaledByHand(t *testing.T) {
+	p.kubectl(t, "", "scale", "--replicas=1", "-n", release, "deployment/"+release+"-injector")
+	upgrade := []string{"upgrade", release, chart, "-n", release, "--reset-then-reuse-values"}
+	if _, err := p.run("", "helm", upgrade...); err == nil || !strings.Contains(err.Error(), "conflict") {
+		t.Errorf("helm upgrade after kubectl scale: %v, want a conflict", err)
+	}
+	if _, err := p.run("", "helm", append(upgrade, "--force-conflicts")...); err != nil {
+		t.Fatal(err)
+	}
+	p.waitInjector(t)
+}
+
 // manifests checks the examples against the API server's own schemas.
 func (p *plane) manifests(t *testing.T) {
 	for _, pattern := range []string{"../../deploy/examples/*", "../../deploy/gateways/*"} {
@@ -286,7 +341,7 @@ func (p *plane) uninstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := p.kubectl(t, "", "get", "-A", "--ignore-not-found", "-o", "name", "-l", "app.kubernetes.io/instance="+release,
-		"deployments,services,serviceaccounts,configmaps,secrets,roles,rolebindings,poddisruptionbudgets,networkpolicies,mutatingwebhookconfigurations,clusterroles,clusterrolebindings")
+		"deployments,services,serviceaccounts,configmaps,secrets,roles,rolebindings,poddisruptionbudgets,networkpolicies,httproutes,referencegrants,mutatingwebhookconfigurations,clusterroles,clusterrolebindings")
 	if left = strings.TrimSpace(left); left != "" {
 		t.Logf("left by helm uninstall:\n%s", left)
 		for _, name := range strings.Split(left, "\n") {

@@ -18,6 +18,8 @@ func TestKube(t *testing.T) {
 	p.namespaces(t)
 	t.Run("ServerSideApply", p.serverSideApply)
 	t.Run("Install", p.helmInstall) // the scenarios below work with this release
+	t.Run("KeyRotation", p.keyRotation)
+	t.Run("ScaledByHand", p.scaledByHand)
 	t.Run("Manifests", p.manifests)
 	t.Run("Rights", p.leastRights)
 	t.Run("Injection", p.injectedPods)
@@ -31,6 +33,7 @@ func TestKube(t *testing.T) {
 	t.Run("PoolChanges", p.poolChanges)
 	t.Run("SliceChanges", p.sliceChanges)
 	t.Run("EndToEnd", p.endToEnd)
+	t.Run("Doctor", p.doctor)
 	t.Run("AgentDies", p.agentDies)
 	t.Run("PodDrains", p.drainPod)
 	t.Run("ScaleSignal", p.scaleSignal)
