@@ -82,7 +82,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(cfg.Out, "Three fleets of %d emulated H200 engines, each with an agent beside every engine and one gateway, at %g times real speed.\nLogs: %s\n", cfg.Engines, cfg.Speedup, dir)
+	fmt.Fprintf(cfg.Out, "Three fleets of %d emulated H200 engines, each with an agent beside every engine and one gateway, at %g times real speed.\nLogs, kept if anything fails: %s\n", cfg.Engines, cfg.Speedup, dir)
 	fleets, err := up(ctx, cfg, dir)
 	if err != nil {
 		return nil, err
@@ -232,8 +232,8 @@ func keep(ctx context.Context, out io.Writer, fleets []*cluster.Fleet) {
 	fmt.Fprintf(out, `
 The fleets stay up until you press Ctrl-C. The Grapevine gateway:
   curl -s %s/v1/chat/completions -H 'Content-Type: application/json' -d '{"model":"tiny","messages":[{"role":"user","content":"Say hello"}],"max_tokens":16}'
-  grapevine status  --admin %s
-  grapevine explain --admin %s --request-id ID
+  grapevine status  --gateway %s
+  grapevine explain --gateway %s --request-id ID
   live page: %s/
 `, g.URL, g.Admin, g.Admin, g.Admin)
 	<-ctx.Done()
