@@ -30,9 +30,9 @@ type answer struct {
 
 	seen int // events
 
-	form    form
-	pending []byte // of a body: the start of an event, or all so far
-	line    int    // where the last line of an event's start begins: before it no event ends
+	form   form
+	json   []byte // all of it so far
+	stream openai.Events
 }
 
 // form is how a body is read.
@@ -68,17 +68,18 @@ func (a *answer) body(b []byte, end bool) {
 	case formEvents:
 		a.events(b)
 	case formJSON:
-		if len(a.pending)+len(b) > maxWhole {
-			a.form, a.pending = formOther, nil
+		if len(a.json)+len(b) > maxWhole {
+			a.form = formOther
+			a.drop()
 			return
 		}
-		a.pending = append(a.pending, b...)
+		a.json = append(a.json, b...)
 		if end {
 			a.whole()
 		}
 	}
 	if end {
-		a.pending = nil
+		a.drop()
 	}
 }
 
@@ -87,29 +88,18 @@ func (a *answer) trailers() {
 	if a.form == formJSON {
 		a.whole()
 	}
-	a.ended, a.pending = true, nil
+	a.ended = true
+	a.drop()
 }
 
-func (a *answer) whole() { a.usage, a.counted = openai.ReadUsage(a.pending) }
+// drop lets go of what was kept of the body.
+func (a *answer) drop() { a.json, a.stream = nil, openai.Events{} }
 
-// lineEnds are the bytes that end a line of an event stream.
-const lineEnds = "\r\n"
+func (a *answer) whole() { a.usage, a.counted = openai.ReadUsage(a.json) }
 
-// events takes in a part of an event stream. Each byte is looked at a few times at most, however the stream is cut.
 func (a *answer) events(b []byte) {
-	ends := bytes.ContainsAny(b, lineEnds) || bytes.HasSuffix(a.pending, []byte{'\r'})
-	if len(a.pending) > 0 {
-		a.pending = append(a.pending, b...)
-		b = a.pending
-	}
-	for ends {
-		last, rest, ok := openai.NextEvent(b[a.line:])
-		if !ok {
-			a.line += bytes.LastIndexAny(bytes.TrimSuffix(rest, []byte{'\r'}), lineEnds) + 1
-			break
-		}
-		event := b[:a.line+len(last)]
-		b, a.line = rest, 0
+	a.stream.Add(b)
+	for event, ok := a.stream.Next(); ok; event, ok = a.stream.Next() {
 		a.seen++
 		data := openai.Data(event)
 		a.output = a.output || openai.HasOutput(data)
@@ -119,12 +109,9 @@ func (a *answer) events(b []byte) {
 			}
 		}
 	}
-	if len(b) > maxEvent {
-		a.form, a.pending = formOther, nil
-		return
-	}
-	if len(b) == 0 || len(a.pending) == 0 || &b[0] != &a.pending[0] {
-		a.pending = append(a.pending[:0], b...)
+	if len(a.stream.Pending()) > maxEvent {
+		a.form = formOther
+		a.drop()
 	}
 }
 

@@ -1,9 +1,12 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
+	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -147,7 +150,7 @@ func TestNextEvent(t *testing.T) {
 			var got []string
 			rest := []byte(tt.in)
 			for {
-				event, r, ok := NextEvent(rest)
+				event, r, ok := nextEvent(rest)
 				if !ok {
 					break
 				}
@@ -163,13 +166,66 @@ func TestNextEvent(t *testing.T) {
 	}
 }
 
+// TestEventsHoweverCut: a stream is the same events wherever it is cut, and however its lines end.
+func TestEventsHoweverCut(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, end := range []string{"\n", "\r\n", "\r"} {
+		stream := strings.ReplaceAll(": hello\n\n\ndata: a\n\nevent: x\nid: 1\ndata: b\ndata: c\n\ndata: [DONE]\n\ndata: cut", "\n", end)
+		var want []string
+		rest := []byte(stream)
+		for event, r, ok := nextEvent(rest); ok; event, r, ok = nextEvent(rest) {
+			want, rest = append(want, string(event)), r
+		}
+		if len(want) != 5 {
+			t.Fatalf("%d events: %q", len(want), want)
+		}
+		for range 300 {
+			var e Events
+			var got []string
+			for left := []byte(stream); len(left) > 0; {
+				piece := bytes.Clone(left[:min(1+rng.IntN(1+rng.IntN(40)), len(left))])
+				left = left[len(piece):]
+				e.Add(piece)
+				for event, ok := e.Next(); ok; event, ok = e.Next() {
+					got = append(got, string(event))
+				}
+				clear(piece) // it is the caller's again
+			}
+			if d := cmp.Diff(want, got); d != "" || string(e.Pending()) != string(rest) {
+				t.Fatalf("lines that end with %q: remains %q, events (-want +got):\n%s", end, e.Pending(), d)
+			}
+		}
+	}
+}
+
+// TestLongEventInSmallPieces: it costs no more than it is long.
+func TestLongEventInSmallPieces(t *testing.T) {
+	for name, piece := range map[string]string{"one line": "xxxx", "many lines": "x:y\n", "carriage returns": "x:y\r"} {
+		var e Events
+		began, n := time.Now(), 4<<20/len(piece)
+		for range n {
+			e.Add([]byte(piece))
+			if _, ok := e.Next(); ok {
+				t.Fatal("an event that is not complete")
+			}
+		}
+		e.Add([]byte("\n\n"))
+		if event, ok := e.Next(); !ok || len(event) < n*len(piece) {
+			t.Errorf("%s: %v, %d bytes", name, ok, len(event))
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("%s: took %v", name, took)
+		}
+	}
+}
+
 func TestErrorBody(t *testing.T) {
 	got := string(ErrorBody(400, "BadRequestError", `field "n": <bad>`))
 	want := `{"error":{"message":"field \"n\": <bad>","type":"BadRequestError","param":null,"code":400}}`
 	if got != want {
 		t.Errorf("ErrorBody = %s, want %s", got, want)
 	}
-	event, rest, ok := NextEvent(ErrorEvent(502, "t", "m"))
+	event, rest, ok := nextEvent(ErrorEvent(502, "t", "m"))
 	if !ok || !json.Valid(Data(event)) || string(rest) != "data: [DONE]\n\n" {
 		t.Errorf("ErrorEvent = %q then %q", event, rest)
 	}
@@ -181,7 +237,7 @@ func FuzzEvents(f *testing.F) {
 	f.Add([]byte("data: {\ndata: \"usage\":null}\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for {
-			event, rest, ok := NextEvent(b)
+			event, rest, ok := nextEvent(b)
 			if !ok {
 				return
 			}

@@ -10,7 +10,8 @@
 //
 //	req, err := openai.Parse("/v1/chat/completions", body) // err: answer 400
 //	body, asked := req.ForceUsage(nil)                    // asked: strip it from the stream again
-//	event, rest, ok := openai.NextEvent(buf)
+//	events.Add(piece) // of an answer's stream
+//	event, ok := events.Next()
 //	if u, ok := openai.ReadUsage(openai.Data(event)); ok { ... }
 //
 // Engines read bodies with Python's json module, so this package sides with it

@@ -8,11 +8,11 @@ import (
 // done is the data of the last event of a stream.
 var done = []byte("[DONE]")
 
-// NextEvent splits the first complete server-sent event off buf: event with
+// nextEvent splits the first complete server-sent event off buf: event with
 // the blank line that ends it, and what follows. ok is false while the event is
 // incomplete; the caller reads more and bounds its buffer. Both results are
 // slices of buf.
-func NextEvent(buf []byte) (event, rest []byte, ok bool) {
+func nextEvent(buf []byte) (event, rest []byte, ok bool) {
 	for i := 0; i < len(buf); {
 		n := bytes.IndexAny(buf[i:], "\r\n")
 		if n < 0 {
@@ -34,6 +34,53 @@ func NextEvent(buf []byte) (event, rest []byte, ok bool) {
 	}
 	return nil, buf, false
 }
+
+// lineEnds are the bytes that end a line of an event stream.
+const lineEnds = "\r\n"
+
+// Events splits a stream that comes in pieces. Each byte is looked at a few times
+// at most, however long an event is and in however many pieces it comes. The zero
+// value is ready.
+type Events struct {
+	data    []byte // what came last, after the start of an event if there is one
+	pending []byte // its memory between two pieces
+	line    int    // where the last line of data begins: before it no event ends
+	search  bool   // an event may end in data
+}
+
+// Add takes in the next piece. All events of the one before must have been taken
+// with Next, until it said that there is none.
+func (e *Events) Add(piece []byte) {
+	e.search = bytes.ContainsAny(piece, lineEnds) || bytes.HasSuffix(e.pending, []byte{'\r'})
+	if e.data = piece; len(e.pending) > 0 {
+		e.pending = append(e.pending, piece...)
+		e.data = e.pending
+	}
+}
+
+// Next returns the next complete event with the blank line that ends it. It holds
+// until ok is false, and the piece must until then.
+func (e *Events) Next() (event []byte, ok bool) {
+	if e.search {
+		last, rest, ok := nextEvent(e.data[e.line:])
+		if ok {
+			event = e.data[:e.line+len(last)]
+			e.data, e.line = rest, 0
+			return event, true
+		}
+		e.line += bytes.LastIndexAny(bytes.TrimSuffix(rest, []byte{'\r'}), lineEnds) + 1
+		e.search = false
+	}
+	if len(e.data) == 0 || len(e.pending) == 0 || &e.data[0] != &e.pending[0] {
+		e.pending = append(e.pending[:0], e.data...)
+	}
+	e.data = e.pending
+	return nil, false
+}
+
+// Pending is the start of an event that is not complete, after Next has returned
+// false. The caller bounds it.
+func (e *Events) Pending() []byte { return e.pending }
 
 // Data returns the data of one event, nil if it has none (a comment, a
 // keep-alive). Several data lines are joined by newlines, as the standard says;

@@ -167,8 +167,8 @@ func (p *Proxy) stream(c *call, resp *http.Response, out picker.Outcome) (picker
 	flusher := http.NewResponseController(c.w)
 	buf := p.readBuffers.Take(readBytes)[:readBytes]
 	defer p.readBuffers.Give(buf)
-	var pending []byte // the start of an event that is not complete yet
-	ended := false     // the engine's last event was seen
+	var events openai.Events
+	ended := false // the engine's last event was seen
 	for first := true; ; first = false {
 		var got chunk
 		if first {
@@ -177,18 +177,9 @@ func (p *Proxy) stream(c *call, resp *http.Response, out picker.Outcome) (picker
 			got.n, got.err = resp.Body.Read(buf)
 		}
 		p.extend(c.w)
-		data := buf[:got.n]
-		if len(pending) > 0 {
-			pending = append(pending, data...)
-			data = pending
-		}
+		events.Add(buf[:got.n])
 		wrote := false
-		for {
-			event, rest, ok := openai.NextEvent(data)
-			if !ok {
-				break
-			}
-			data = rest
+		for event, ok := events.Next(); ok; event, ok = events.Next() {
 			kept, last := p.event(c, event, &out)
 			ended = ended || last
 			if len(kept) == 0 {
@@ -206,8 +197,7 @@ func (p *Proxy) stream(c *call, resp *http.Response, out picker.Outcome) (picker
 				return p.clientGone(out, err), answered
 			}
 		}
-		pending = append(pending[:0], data...)
-		if got.err != nil || len(pending) > maxEventBytes {
+		if pending := events.Pending(); got.err != nil || len(pending) > maxEventBytes {
 			return p.streamEnd(c, resp, out, got.err, pending, ended)
 		}
 	}
