@@ -91,7 +91,7 @@ func TestImagesBuilders(t *testing.T) {
 		{"docker without", map[string]string{"docker": `[ "$1" != buildx ]`}, []string{"--print", "gateway"}, []string{"docker build --file"}, 0},
 		{"docker without a daemon", map[string]string{"docker": "exit 1", "podman": "exit 0"}, []string{"--print", "gateway"}, []string{"podman build --file"}, 0},
 		{"buildah", map[string]string{"buildah": "exit 0"}, []string{"--print", "--push", "--registry", "r.example/g", "--tag", "v2", "agent", "injector"},
-			[]string{"buildah build --file deploy/images/agent.Containerfile", "buildah push r.example/g/agent:v2", "buildah push r.example/g/injector:v2"}, 0},
+			[]string{"buildah build --file deploy/images/agent.Containerfile", "buildah push r.example/g/agent:v2", "buildah push r.example/g/injector:v2", "--set image.registry=r.example/g --set image.tag=v2"}, 0},
 		{"no builder", nil, []string{"--print"}, []string{"no builder here", "--rootfs"}, 3},
 		{"no such image", nil, []string{"gatway"}, []string{"no image gatway"}, 2},
 		{"no such option", nil, []string{"--pull"}, []string{"no option --pull"}, 2},

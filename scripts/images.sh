@@ -62,6 +62,7 @@ if [ -z "$rootfs" ]; then
     do_it "${builder[@]}" --file "deploy/images/$part.Containerfile" "${options[@]}" --tag "$registry/$part:$tag" .
     [ -z "$push" ] || do_it "$pusher" push "$registry/$part:$tag"
   done
+  [ -z "$push" ] || say "the chart pulls them with --set image.registry=$registry --set image.tag=$tag"
   exit
 fi
 
