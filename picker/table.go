@@ -267,9 +267,12 @@ func (p *Picker) addSlot(t *table, st stream) {
 	t.unknown = append(t.unknown, len(models) == 0)
 	if s.problem != e.problem {
 		e.problem = s.problem
-		if s.problem == "" {
+		switch s.problem {
+		case "":
 			p.log.Info("digest can be used", keyEndpoint, e.public.ID)
-		} else {
+		case view.ProblemEpoch:
+			p.log.Debug("digest can't be used yet", keyEndpoint, e.public.ID, keyProblem, s.problem)
+		default:
 			p.log.Warn("digest can't be used", keyEndpoint, e.public.ID, keyProblem, s.problem)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 // Problems that leave a stream on the load rung: Stream.Problem.
 const (
 	problemInfo      = "no info yet"
-	problemEpoch     = "info of another epoch"
+	ProblemEpoch     = "info of another epoch" // for a moment, as an agent or its engine starts
 	problemBlockSize = "block size unknown"
 	problemSeed      = "seed fingerprint differs"
 	problemPool      = "other pool"
@@ -141,7 +141,7 @@ func (v *View) shapes(s *stream) (shapes [wire.Tiers]shape, problem string) {
 		case r.Rank != s.key.Rank:
 			continue
 		case r.Epoch != s.epoch:
-			return shapes, problemEpoch
+			return shapes, ProblemEpoch
 		case r.GPU.Buckets == 0:
 			return shapes, problemDigest
 		case e.info.BlockSize == 0:
@@ -153,7 +153,7 @@ func (v *View) shapes(s *stream) (shapes [wire.Tiers]shape, problem string) {
 		}
 		return shapes, ""
 	}
-	return shapes, problemEpoch
+	return shapes, ProblemEpoch
 }
 
 // take gives c an empty column of a table of the given shape, which it makes or

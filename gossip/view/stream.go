@@ -72,7 +72,7 @@ func (v *View) tick(now time.Time, h wire.Header, t *wire.Tick) error {
 		s.node = h.Node
 		s.live.hear(now, t)
 	}
-	if e := v.endpoints[s.key.Endpoint]; e == nil || s.problem == problemEpoch {
+	if e := v.endpoints[s.key.Endpoint]; e == nil || s.problem == ProblemEpoch {
 		v.hello(now, v.nodes[h.Node])
 	} else if e.node == h.Node && t.InfoVersion > e.info.Version {
 		s.wantInfo = true
@@ -251,7 +251,7 @@ func (s *stream) wanted() (n int) {
 
 // blind reports that the stream has no columns yet but may get some.
 func (s *stream) blind() bool {
-	return s.problem == problemInfo || s.problem == problemEpoch || s.problem == problemBlockSize
+	return s.problem == problemInfo || s.problem == ProblemEpoch || s.problem == problemBlockSize
 }
 
 // settle follows every change: it opens, closes or gives up a gap, lets go of ticks

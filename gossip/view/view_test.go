@@ -261,7 +261,7 @@ func TestProblemsAreNamed(t *testing.T) {
 		{"seed", change(func(in *wire.Info) { in.SeedFingerprint++ }), problemSeed},
 		{"block size", change(func(in *wire.Info) { in.BlockSize = 0 }), problemBlockSize},
 		{"no digest", change(func(in *wire.Info) { in.Ranks = []wire.RankInfo{{Epoch: 5}} }), problemDigest},
-		{"info behind", change(func(in *wire.Info) { in.Ranks = []wire.RankInfo{{Epoch: 4, GPU: smallGPU}} }), problemEpoch},
+		{"info behind", change(func(in *wire.Info) { in.Ranks = []wire.RankInfo{{Epoch: 4, GPU: smallGPU}} }), ProblemEpoch},
 		{"memory", change(func(in *wire.Info) {
 			in.Ranks = []wire.RankInfo{{Epoch: 5, GPU: bloom.Geometry{Buckets: 3000, K: 4}}}
 		}), problemMemory},
