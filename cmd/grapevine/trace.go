@@ -335,16 +335,16 @@ func (f *traceFile) try() error {
 	if f.path == "-" {
 		return nil
 	}
-	info, err := os.Stat(f.path)
-	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+	if info, err := os.Stat(f.path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
 		return nil // a pipe waits for its reader
 	}
-	file, openErr := os.OpenFile(f.path, os.O_WRONLY|os.O_CREATE, 0o666)
-	if openErr != nil {
-		return fmt.Errorf("write the trace: %w", openErr)
+	_, there := os.Lstat(f.path) // a link whose file is not there stays, too
+	file, err := os.OpenFile(f.path, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return fmt.Errorf("write the trace: %w", err)
 	}
 	_ = file.Close()
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(there, fs.ErrNotExist) {
 		_ = os.Remove(f.path)
 	}
 	return nil

@@ -197,9 +197,13 @@ func TestTraceFileThatCannotBe(t *testing.T) {
 	if err := os.WriteFile(old, []byte("old"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(filepath.Join(dir, "target"), link); err != nil {
+		t.Fatal(err)
+	}
 	silent := fakeGateway(t, true, statusText(0, 0, 0))
 	for path, want := range map[string]string{
-		filepath.Join(dir, "none", "x"): "no such file", dir: "is a directory", old: "nothing recorded", filepath.Join(dir, "new"): "nothing recorded",
+		filepath.Join(dir, "none", "x"): "no such file", dir: "is a directory", old: "nothing recorded", filepath.Join(dir, "new"): "nothing recorded", link: "nothing recorded",
 	} {
 		if _, _, err := runTool(t.Context(), "trace", "--gateway", silent, "--for", "1s", "-o", path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", path, err, want)
@@ -207,6 +211,9 @@ func TestTraceFileThatCannotBe(t *testing.T) {
 	}
 	if text, err := os.ReadFile(old); err != nil || string(text) != "old" {
 		t.Errorf("the old file: %q, %v", text, err)
+	}
+	if _, err := os.Lstat(link); err != nil {
+		t.Error("the link is gone")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
 		t.Error("an empty file is left")
