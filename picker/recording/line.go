@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"math"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -109,7 +110,10 @@ func (r *recording) add(c *Call, now time.Time, h blockhash.Hasher) bool {
 	}
 	l.HashIDs = r.hashIDs(c, h)
 	l.HashIDs = l.HashIDs[:min(len(l.HashIDs), l.InputLength/r.blockTokens)]
-	if l.Served = c.Served; c.Served != "" && o.CachedTokens >= 0 {
+	if _, err := netip.ParseAddrPort(c.Served); err == nil { // else it is whatever a client may have put into a header
+		l.Served = c.Served
+	}
+	if c.Served != "" && o.CachedTokens >= 0 {
 		l.CachedTokens = &o.CachedTokens
 	}
 	session := r.key.name(c.Pick.Session)

@@ -93,6 +93,21 @@ func TestEnginesThatLie(t *testing.T) {
 	}
 }
 
+// TestServedIsAnAddress: a client can put anything into the header of another router's choice; no text is recorded.
+func TestServedIsAnAddress(t *testing.T) {
+	for served, want := range map[string]string{"10.0.0.1:8000": "10.0.0.1:8000", "[fd00::1]:8000": "[fd00::1]:8000", "my secret": "", "a.b:80": "", "": ""} {
+		rec := newRecording(time.Now(), nil, maxBytes)
+		c := ended(picker.Request{PromptTokens: 100}, picker.Outcome{CachedTokens: 16})
+		c.Served = served
+		rec.add(c, time.Now(), blockhash.NewHasher(1))
+		text, _, _ := rec.take(nil, time.Now())
+		var l line
+		if err := json.Unmarshal(text, &l); err != nil || l.Served != want || (l.CachedTokens != nil) != (served != "") {
+			t.Errorf("%q: %v %s", served, err, text)
+		}
+	}
+}
+
 // TestRecordingOfAWhile: requests that come in its time are in it, however late they end, and no others.
 func TestRecordingOfAWhile(t *testing.T) {
 	start := time.Now()

@@ -62,7 +62,7 @@ type Call struct {
 	Streaming bool            // the answer was a stream of events
 	Events    int             // of the stream
 	Outcome   picker.Outcome
-	Served    string // host:port of who served, for the line; "": it does not say, nor how much was cached
+	Served    string // host:port of who served, for the line if the host is an address; "": it does not say, nor how much was cached
 }
 
 // Recorder has the recordings that run. Safe for concurrent use.
