@@ -370,63 +370,6 @@ func TestChartWebhookReach(t *testing.T) {
 	}
 }
 
-// TestChartInferencePools: each asks at a port of its own, which is bound to it.
-func TestChartInferencePools(t *testing.T) {
-	o := render(t, installs()["extproc"])
-	listens := fmt.Sprint(gatewayConfig(t, o)["ext-proc"].(map[string]any)["listen"])
-	service := get[core.Service](t, o, "grapevine", "grapevine-gateway")
-	for _, p := range each[InferencePool](o) {
-		ref := p.Spec.EndpointPickerRef
-		if ref.Name != service.Name || !slices.ContainsFunc(service.Spec.Ports, func(s core.ServicePort) bool { return s.Port == ref.Port.Number }) {
-			t.Errorf("pool %s asks %s:%d, which is not there", p.Metadata.Name, ref.Name, ref.Port.Number)
-		}
-		if bound := fmt.Sprintf("grapevine/%s=:%d", p.Metadata.Name, ref.Port.Number); !strings.Contains(listens, bound) {
-			t.Errorf("listeners %s without %s", listens, bound)
-		}
-	}
-	if routes := each[HTTPRoute](o); len(routes) != 1 || routes[0].Spec.Rules[0].BackendRefs[0].Name != "llama" {
-		t.Errorf("routes: %+v", routes)
-	}
-}
-
-// TestChartRoutes: by the rules of the Gateway API a route finds a Service of its own namespace by name alone, and one of another
-// namespace only where a ReferenceGrant beside that Service lets it.
-func TestChartRoutes(t *testing.T) {
-	o := render(t, registry+`
-httpRoutes:
-- {name: here, parentRefs: [{name: gw}], grapevinePercent: 0, baseline: {name: a, port: 80}}
-- {name: there, namespace: models, parentRefs: [{name: gw, namespace: infra}], grapevinePercent: 5, baseline: {name: b, port: 80}}
-- {name: again, namespace: models, parentRefs: [{name: gw}], grapevinePercent: 100, baseline: {name: c, port: 80}}
-- {name: there, namespace: more, parentRefs: [{name: gw}], grapevinePercent: 5, baseline: {name: d, port: 80}}
-`)
-	grant := get[ReferenceGrant](t, o, "grapevine", "grapevine-gateway")
-	if d := cmp.Diff([]GrantRef{{Kind: "Service", Name: "grapevine-gateway"}}, grant.Spec.To); d != "" {
-		t.Errorf("granted (-want +got):\n%s", d)
-	}
-	const group = "gateway.networking.k8s.io"
-	if d := cmp.Diff([]GrantRef{{Group: group, Kind: "HTTPRoute", Namespace: "models"}, {Group: group, Kind: "HTTPRoute", Namespace: "more"}}, grant.Spec.From); d != "" {
-		t.Errorf("granted to (-want +got):\n%s", d)
-	}
-	for name, want := range map[string]struct {
-		baseline string
-		weight   int32
-	}{"grapevine/here": {"a", 0}, "models/there": {"b", 5}, "models/again": {"c", 100}, "more/there": {"d", 5}} {
-		ns, n, _ := strings.Cut(name, "/")
-		other := 100 - want.weight
-		wants := []BackendRef{{Name: "grapevine-gateway", Namespace: "grapevine", Port: 8080, Weight: &want.weight}, {Name: want.baseline, Port: 80, Weight: &other}}
-		if d := cmp.Diff(wants, get[HTTPRoute](t, o, ns, n).Spec.Rules[0].BackendRefs); d != "" {
-			t.Errorf("%s: backends (-want +got):\n%s", name, d)
-		}
-	}
-	if r := get[HTTPRoute](t, o, "models", "there"); r.Spec.ParentRefs[0].Namespace != "infra" {
-		t.Errorf("parents %+v", r.Spec.ParentRefs)
-	}
-	own := render(t, registry+"httpRoutes: [{name: a, namespace: grapevine, parentRefs: [{name: gw}], grapevinePercent: 5, baseline: {name: a, port: 80}}]\n")
-	if grants := each[ReferenceGrant](own); len(grants) > 0 {
-		t.Errorf("a route of the release's namespace has a grant: %+v", grants[0])
-	}
-}
-
 // checkGateway: the pod outlives its drain, mounts what its settings name, and listens where its ports say.
 func checkGateway(t *testing.T, o *objects) {
 	d := get[apps.Deployment](t, o, "grapevine", "grapevine-gateway")
@@ -725,56 +668,6 @@ func TestChartRefuses(t *testing.T) {
 			out, stderr, err := helm(t, "template", "grapevine", "chart", "--namespace", "grapevine", "--values", file)
 			if err == nil || !strings.Contains(stderr, tt.says) {
 				t.Errorf("err %v, %s%s\ndoes not say %q", err, out, stderr, tt.says)
-			}
-		})
-	}
-}
-
-// TestChartNotes: what `helm install` says is numbered, and names the namespaces that are to be labelled.
-func TestChartNotes(t *testing.T) {
-	for name, tt := range map[string]struct {
-		values string
-		steps  int
-		labels []string
-		lists  bool // says that namespaces have to be listed
-	}{
-		"own namespace":   {"", 5, []string{"grapevine"}, true},
-		"others":          {"modelNamespaces: [models, more]", 5, []string{"models", "more"}, false},
-		"both modes":      {"gateway: {mode: both}\nmodelNamespaces: [models]", 6, []string{"models"}, false},
-		"pool made":       {"gateway: {mode: extproc}\ninferencePools: [{name: a, selector: {a: b}, targetPorts: [1]}]", 4, []string{"grapevine"}, true},
-		"no injector":     {"injector: {enabled: false}", 2, nil, false},
-		"keys of its own": {"keys: {existingSecret: mine}", 5, []string{"grapevine"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "values.yaml")
-			if err := os.WriteFile(file, []byte(registry+tt.values+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			out, stderr, err := helm(t, "install", "grapevine", "chart", "--dry-run=client", "--namespace", "grapevine", "--values", file)
-			if err != nil && strings.Contains(stderr, "cluster unreachable") {
-				t.Skip("this Helm asks a cluster before it says what it would do")
-			}
-			if err != nil {
-				t.Fatal(stderr)
-			}
-			_, notes, _ := strings.Cut(out, "\nNOTES:\n")
-			for i, m := range regexp.MustCompile(`(?m)^([0-9]+)\. `).FindAllStringSubmatch(notes, -1) {
-				if m[1] != strconv.Itoa(i+1) || i >= tt.steps {
-					t.Errorf("step %d of %d is numbered %s", i+1, tt.steps, m[1])
-				}
-			}
-			if !strings.Contains(notes, fmt.Sprintf("\n%d. ", tt.steps)) {
-				t.Errorf("no step %d", tt.steps)
-			}
-			var labels []string
-			for _, m := range regexp.MustCompile(`kubectl label namespace (\S+)`).FindAllStringSubmatch(notes, -1) {
-				labels = append(labels, m[1])
-			}
-			if !slices.Equal(labels, tt.labels) || strings.Contains(notes, "have to be listed") != tt.lists {
-				t.Errorf("labels %v; says that namespaces have to be listed: %v", labels, !tt.lists)
-			}
-			if t.Failed() {
-				t.Log(notes)
 			}
 		})
 	}
