@@ -95,6 +95,10 @@ func writeStatus(w io.Writer, s *picker.Status) {
 	if s.Draining {
 		fmt.Fprintln(w, "draining")
 	}
+	if len(s.Endpoints) == 0 {
+		fmt.Fprintln(w, "no endpoint: give the gateway --endpoints, name pools of Kubernetes that have ready pods, or let an agent join (its --gossip-join)")
+		return
+	}
 	t := newTable(w)
 	t.AppendHeader(table.Row{"endpoint", "engine", "known by", "digest age", "running", "waiting", "blocks used", "cached", "own requests", "others'", "trust", "problems"})
 	for _, e := range s.Endpoints {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/grapevine-llm/grapevine/picker"
 	"github.com/grapevine-llm/grapevine/picker/pool"
 )
 
@@ -46,5 +47,13 @@ func TestExplainGuessesTheAPI(t *testing.T) {
 				t.Errorf("asked for %q, want %q: %v", asked, tt.want, err)
 			}
 		})
+	}
+}
+
+func TestStatusOfAnEmptyPool(t *testing.T) {
+	var b strings.Builder
+	writeStatus(&b, &picker.Status{Pool: "default"})
+	if s := b.String(); !strings.Contains(s, "--endpoints") || strings.Contains(s, "ENDPOINT ") {
+		t.Errorf("an empty pool is shown without a remedy:\n%s", s)
 	}
 }

@@ -43,7 +43,7 @@ func (p *Proxy) broadcast(w http.ResponseWriter, r *http.Request) {
 	}
 	urls := p.engines()
 	if len(urls) == 0 {
-		writeError(w, http.StatusServiceUnavailable, "unavailable", "the pool is empty")
+		writeError(w, http.StatusServiceUnavailable, "unavailable", emptyPool)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), broadcastTimeout)

@@ -266,11 +266,13 @@ func (p *Proxy) health(w http.ResponseWriter, _ *http.Request) {
 	case why != "":
 		writeError(w, http.StatusServiceUnavailable, "unavailable", why)
 	case len(p.picker.Status().Endpoints) == 0:
-		writeError(w, http.StatusServiceUnavailable, "unavailable", "the pool is empty: give --endpoints, name pools of Kubernetes that have ready pods, or let agents join by gossip")
+		writeError(w, http.StatusServiceUnavailable, "unavailable", emptyPool)
 	default:
 		w.WriteHeader(http.StatusOK)
 	}
 }
+
+const emptyPool = "the pool is empty: give --endpoints, name pools of Kubernetes that have ready pods, or let agents join by gossip"
 
 // writeError answers in OpenAI's shape.
 func writeError(w http.ResponseWriter, status int, typ, msg string) {

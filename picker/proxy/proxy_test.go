@@ -444,7 +444,7 @@ func TestAnswersToBadRequests(t *testing.T) {
 		{"method", "GET", g.URL + chatPath, "", 405, "POST"},
 		{"unknown path", "POST", g.URL + "/v1/nothing", "{}", 404, "--allow-paths"},
 		{"dev endpoint", "POST", g.URL + "/reset_prefix_cache", "", 404, "--dev-endpoints"},
-		{"empty pool", "POST", empty.URL + chatPath, streamBody, 503, ""},
+		{"empty pool", "POST", empty.URL + chatPath, streamBody, 503, "--endpoints"},
 		{"health of an empty pool", "GET", empty.URL + "/health", "", 503, "empty"},
 		{"health", "GET", g.URL + "/health", "", 200, ""},
 		{"models", "GET", g.URL + "/v1/models", "", 200, `"other"`},

@@ -177,6 +177,9 @@ func (p *Proxy) refuse(c *call, err error) {
 	if a.RetryAfter > 0 {
 		c.w.Header().Set("Retry-After", strconv.Itoa(a.RetryAfter))
 	}
+	if errors.Is(err, picker.ErrNoEndpoints) && len(p.picker.Status().Endpoints) == 0 {
+		a.Message = emptyPool
+	}
 	p.fail(c, a.Status, a.Type, a.Message)
 }
 
