@@ -14,8 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/grapevine-llm/grapevine/agent"
-	"github.com/grapevine-llm/grapevine/cmd/internal/config"
+	"github.com/grapevine-llm/grapevine/cmd/internal/agentcmd"
 )
 
 // version is set by the linker (-X main.version=...).
@@ -42,20 +41,7 @@ func run(ctx context.Context, args []string) int {
 		}
 		return supervisor{program: self, args: rest, pause: firstPause, patience: lastWords, stderr: os.Stderr}.run(ctx)
 	}
-	cfg := agent.Default()
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	fs.Bool(superviseFlag, false, "start the agent again whenever it ends, so that its container goes on: a sidecar that ends makes its pod not ready")
-	if ok, code := config.Start(fs, args, &cfg, version, os.Stdout, os.Stderr); !ok {
-		return code
-	}
-	cfg.Logger, cfg.Version = cfg.NewLogger(os.Stderr), version
-	a, err := agent.New(cfg)
-	if err == nil {
-		err = a.Run(ctx)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "agent:", err)
-		return 1
-	}
-	return 0
+	return agentcmd.Main(ctx, fs, args, version, os.Stdout, os.Stderr)
 }

@@ -23,7 +23,7 @@ func newDoctorCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg := doctor.Default()
 			fs := pflag.NewFlagSet("doctor", pflag.ContinueOnError)
-			if run, code := config.Start(fs, args, &cfg, version, cmd.OutOrStdout(), cmd.ErrOrStderr()); !run {
+			if run, code := config.Start(fs, about(cmd), args, &cfg, version, cmd.OutOrStdout(), cmd.ErrOrStderr()); !run {
 				if code == 0 {
 					return nil
 				}

@@ -24,7 +24,7 @@ import (
 // injectConfig is the injector's options, and what to print.
 type injectConfig struct {
 	inject.Options
-	File           []string `json:"file" help:"files with pods or what makes pods, - for standard input"`
+	File           []string `json:"file" short:"f" help:"files with pods or what makes pods, - for standard input"`
 	NamespaceLabel string   `json:"namespace-label" help:"value of the namespace's label: agent, configure or disabled; empty: the label has no value, --level says; none: not labelled"`
 	Patch          bool     `json:"patch" help:"print the JSON patch of each object instead of the object"`
 	JSON           bool     `json:"json" help:"print JSON instead of YAML"`
@@ -36,20 +36,18 @@ func newInjectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "inject -f FILE [flags]",
 		Short: "Show what the injector would make of pods, Deployments and the like, without a cluster",
-		Long: "Reads Pods, and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs and\n" +
+		Long: "Shows what the injector would make of pods, without a cluster.\n" +
+			"Reads Pods, and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs and\n" +
 			"LeaderWorkerSets, does to them what the webhook would, and prints them, or with --patch the JSON patch.\n" +
 			"Warnings go to standard error. Everything else is printed as it is.",
+		Example: `  kubectl get deployment llama -n models -o yaml | grapevine inject -f -      # inject=agent: what would be added
+  grapevine inject -f pod.yaml --level configure                              # inject=configure: the engine's KV events too
+  grapevine inject -f pod.yaml --patch --agent-image REGISTRY/agent:TAG --gossip-join grapevine-gossip.grapevine.svc`,
 		DisableFlagParsing: true, // config reads flags, environment and file in one go
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg := injectConfig{Options: inject.Default()}
-			for i, a := range args { // the one short flag, as kubectl has it
-				if a == "-f" {
-					args = slices.Clone(args)
-					args[i] = "--file"
-				}
-			}
 			fs := pflag.NewFlagSet("inject", pflag.ContinueOnError)
-			if run, code := config.Start(fs, args, &cfg, version, cmd.OutOrStdout(), cmd.ErrOrStderr()); !run {
+			if run, code := config.Start(fs, about(cmd), args, &cfg, version, cmd.OutOrStdout(), cmd.ErrOrStderr()); !run {
 				if code == 0 {
 					return nil
 				}

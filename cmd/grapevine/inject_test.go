@@ -194,7 +194,7 @@ func TestAgentsTakeTheirArguments(t *testing.T) {
 				cfg := agent.Default()
 				var stderr bytes.Buffer
 				fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-				if ok, code := config.Start(fs, args, &cfg, "v", os.Stdout, &stderr); !ok {
+				if ok, code := config.Start(fs, "", args, &cfg, "v", os.Stdout, &stderr); !ok {
 					t.Errorf("%s: agent %s ends with %d: %s", f, strings.Join(args, " "), code, &stderr)
 				}
 			}

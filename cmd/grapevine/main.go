@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,6 +63,15 @@ func newRoot() *cobra.Command {
 		newInjectCommand(),
 	)
 	return root
+}
+
+// about is what --help says of a command whose flags config reads.
+func about(cmd *cobra.Command) string {
+	text := cmp.Or(cmd.Long, cmd.Short)
+	if cmd.Example != "" {
+		text += "\n\nExamples:\n" + cmd.Example
+	}
+	return text
 }
 
 // noArgs is cobra.NoArgs with the exit code of a usage error.

@@ -6,6 +6,28 @@ import (
 	"testing"
 )
 
+// TestHelp: commands whose flags config reads tell what they are for, with an example, as the others do.
+func TestHelp(t *testing.T) {
+	for name, want := range map[string][]string{
+		"agent":   {"KV-cache events", "agent --engine ", "--gossip-join strings"},
+		"gateway": {"OpenAI-compatible", "gateway --endpoints ", "--listen string"},
+		"inject":  {"without a cluster", "grapevine inject -f pod.yaml --level configure", "-f, --file strings"},
+		"doctor":  {"what is wrong", "grapevine doctor --gateway "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := execute(t, "", name+" --help")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range want {
+				if !strings.Contains(got, s) {
+					t.Errorf("no %q in\n%s", s, got)
+				}
+			}
+		})
+	}
+}
+
 func TestFaultsOfTheCommandLine(t *testing.T) {
 	tests := []struct {
 		name, args string

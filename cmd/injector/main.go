@@ -20,6 +20,12 @@ import (
 // version is set by the linker (-X main.version=...).
 var version = "dev"
 
+const about = `A mutating webhook for Kubernetes: it puts the agent into model pods of labelled namespaces, and never denies a pod.
+The chart in deploy/chart installs it; grapevine inject shows without a cluster what it would do.
+
+Examples:
+  injector --agent-image REGISTRY/agent:TAG --gossip-join grapevine-gossip.grapevine.svc`
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:])
@@ -32,7 +38,7 @@ func main() {
 func run(ctx context.Context, args []string) int {
 	cfg := webhook.Default()
 	fs := pflag.NewFlagSet("injector", pflag.ContinueOnError)
-	if ok, code := config.Start(fs, args, &cfg, version, os.Stdout, os.Stderr); !ok {
+	if ok, code := config.Start(fs, about, args, &cfg, version, os.Stdout, os.Stderr); !ok {
 		return code
 	}
 	cfg.Logger, cfg.Version = cfg.NewLogger(os.Stderr), version

@@ -16,6 +16,8 @@
 // without a name lends its fields to the struct around it. Fields tagged
 // `json:"-"` are not configuration.
 //
+// A tag `short:"f"` gives a flag a letter as well.
+//
 // Kinds: bool, string, integers, floats, time.Duration ("10s"), types with
 // UnmarshalText, slices of these ("a,b", repeated flags, or a YAML list) and
 // maps from string to these ("a=1,b=2" or a YAML mapping).
@@ -58,7 +60,7 @@ const EnvPrefix = "GRAPEVINE_"
 func Bind(fs *pflag.FlagSet, defaults any) {
 	for _, f := range fieldsOf(defaults) {
 		v := &flagValue{kind: kindName(f.value.Type()), text: formatFlag(f.value), many: isMany(f.value.Type())}
-		flag := fs.VarPF(v, f.flag(), "", f.help+" ("+f.env()+")")
+		flag := fs.VarPF(v, f.flag(), f.short, f.help+" ("+f.env()+")")
 		if v.kind == "bool" {
 			flag.NoOptDefVal = "true"
 		}
@@ -86,13 +88,13 @@ func Load(fs *pflag.FlagSet, cfg any) error {
 
 // Start does what every binary does first: it binds cfg (a pointer to a struct
 // filled with its defaults), parses args (without the program's name), answers
-// --help, --version and --print-config, and resolves cfg. If run is false the
-// program ends with code: 0 after an answer, 2 on faults, which have been
-// written to stderr.
-func Start(fs *pflag.FlagSet, args []string, cfg any, version string, stdout, stderr io.Writer) (run bool, code int) {
+// --help (with about, what the program is for, before the flags), --version and
+// --print-config, and resolves cfg. If run is false the program ends with code: 0
+// after an answer, 2 on faults, which have been written to stderr.
+func Start(fs *pflag.FlagSet, about string, args []string, cfg any, version string, stdout, stderr io.Writer) (run bool, code int) {
 	Bind(fs, cfg)
 	fs.SetOutput(stderr)
-	fs.Usage = func() { fmt.Fprintf(stdout, "Usage of %s:\n%s", fs.Name(), fs.FlagUsages()) }
+	fs.Usage = func() { fmt.Fprintf(stdout, "%s\n\nFlags of %s:\n%s", about, fs.Name(), fs.FlagUsages()) }
 	switch err := fs.Parse(args); {
 	case err == pflag.ErrHelp:
 		return false, 0

@@ -225,7 +225,8 @@ func TestStart(t *testing.T) {
 	}{
 		{"runs", []string{"--pool=x"}, true, 0, "", ""},
 		{"version", []string{"--version"}, false, 0, "test v1\n", ""},
-		{"help", []string{"--help"}, false, 0, "--hold-max duration", ""},
+		{"help", []string{"--help"}, false, 0, "What it does.\n\nFlags of test:\n", ""},
+		{"flags in the help", []string{"--help"}, false, 0, "--hold-max duration", ""},
 		{"unknown flag", []string{"--nope"}, false, 2, "", "unknown flag"},
 		{"argument", []string{"nope"}, false, 2, "", "unexpected argument"},
 		{"fault", []string{"--hold-max=x"}, false, 2, "", "is not a duration"},
@@ -236,7 +237,7 @@ func TestStart(t *testing.T) {
 			cfg := defaults()
 			var stdout, stderr bytes.Buffer
 			fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
-			run, code := Start(fs, tt.args, &cfg, "v1", &stdout, &stderr)
+			run, code := Start(fs, "What it does.", tt.args, &cfg, "v1", &stdout, &stderr)
 			if run != tt.run || code != tt.code {
 				t.Errorf("got run %v code %d, want %v %d; stderr %s", run, code, tt.run, tt.code, stderr.String())
 			}

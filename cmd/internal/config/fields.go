@@ -12,6 +12,7 @@ import (
 // field is one leaf of the struct.
 type field struct {
 	path  []string // names as in the file, outermost first
+	short string   // a letter, "" for none
 	help  string
 	value reflect.Value
 }
@@ -74,7 +75,7 @@ func walk(v reflect.Value, path []string, visit func(field)) {
 		if name == "" {
 			name = kebab(sf.Name)
 		}
-		f := field{path: join(path, name), help: sf.Tag.Get("help"), value: fv}
+		f := field{path: join(path, name), short: sf.Tag.Get("short"), help: sf.Tag.Get("help"), value: fv}
 		if kindName(sf.Type) == "" {
 			panic(fmt.Sprintf("config: field %s has type %s, which can't be configuration; tag it json:\"-\"", f.key(), sf.Type))
 		}

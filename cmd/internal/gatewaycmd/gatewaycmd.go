@@ -113,11 +113,19 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+const about = `An OpenAI-compatible reverse proxy that sends each request to the engine that holds most of its prompt in its KV cache; or the
+endpoint picker that Envoy asks. Endpoints are those of --endpoints, those that agents announce by gossip, and those of pools on
+Kubernetes.
+
+Examples:
+  gateway --endpoints http://10.0.0.5:8000,http://10.0.0.6:8000 --model NAME=FOLDER
+  gateway --listen "" --ext-proc-listen :9002 --kubernetes-inference-pools models/llama`
+
 // Main resolves the configuration from args and runs the gateway. It returns the exit code.
 func Main(ctx context.Context, args []string, version string, stdout, stderr io.Writer) int {
 	cfg := Default().discovering(args)
 	fs := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
-	if run, code := config.Start(fs, args, &cfg, version, stdout, stderr); !run {
+	if run, code := config.Start(fs, about, args, &cfg, version, stdout, stderr); !run {
 		return code
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
