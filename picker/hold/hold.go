@@ -11,8 +11,9 @@
 //	}
 //
 // A request takes the best ready endpoint if its cost there is no more than the best alternative, which is waiting for a
-// busy one, plus a little for each second that it has waited. Among those that may go, higher priority comes first, then
-// deficit round robin between flows, then the shortest own prefill less a credit for age. What an engine
+// busy one, plus a little for each second that it has waited. A busy one that took nothing since the request came is taken to need as
+// long again. Among those that may go, higher priority comes first, then deficit round robin between flows, then the shortest own
+// prefill less a credit for age. What an engine
 // says of others' requests in its queue may be old: an endpoint that is given nothing for DoubtAfter is tried with a
 // request that waited as long. A hold ends in any case after MaxAge (ShedAfter for a sheddable request) or a share of the
 // deadline, or when the queue is full: the request is then bound by wait + cost, or refused if it is sheddable or every
@@ -323,7 +324,7 @@ func (q *Queue[R]) force(now time.Time, it *Item[R], why Reason, price Price[R])
 // had better wait on.
 func (q *Queue[R]) Accept(c []score.Candidate, key uint64, age time.Duration) int {
 	i := q.params.Best(c, key, score.Ready)
-	if i < 0 || c[i].Wait+c[i].Cost > score.Alternative(c)+q.cfg.Patience*ms(age) {
+	if i < 0 || c[i].Wait+c[i].Cost > score.Alternative(c, ms(age))+q.cfg.Patience*ms(age) {
 		return -1
 	}
 	return i
