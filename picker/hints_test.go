@@ -2,6 +2,7 @@ package picker
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -140,33 +141,54 @@ func TestGatewaysKnowEachOthersRequests(t *testing.T) {
 	}
 }
 
-// TestWorkWeighsMoreWhereMoreWaits: what a choice adds for others counts once more for each request that an endpoint has to serve
-// of those held, by any gateway.
+// TestWorkWeighsMoreWhereMoreWaits: what a choice adds for others counts the more the more endpoints are at work and the more
+// requests are held, by any gateway.
 func TestWorkWeighsMoreWhereMoreWaits(t *testing.T) {
-	g := newGateways(t, 2, 2)
-	weight := func() float64 {
+	g := newGateways(t, 2, 4)
+	weighs := func(want float64, when string) {
 		t.Helper()
 		r, err := g.all[0].picker.Explain(t.Context(), Request{ID: "x", TokenIDs: prompt(99, 8000)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r.Candidates[0].Spread / r.Candidates[0].Prefill
+		if got := r.Candidates[0].Spread / r.Candidates[0].Prefill; math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s it counts %v times, want %v", when, got, want)
+		}
 	}
-	if got := weight(); got != 1 {
-		t.Errorf("with nothing held it counts %v times, want once", got)
+	weighs(leastCrowding, "with nothing to do")
+	shared := prompt(1, 8000)
+	g.submit(1, "first", shared)
+	if s := g.submit(1, "second", append(append([]uint32(nil), shared[:7680]...), prompt(2, 320)...)); s.Reason != "" {
+		t.Fatalf("the second request went to %s at once", s.Endpoint.ID)
 	}
-	for i := range 5 { // two go to the endpoints, three wait
-		g.submit(1, fmt.Sprint("first ", i), prompt(uint64(i), 8000))
-	}
-	if g.pass(hintPause); weight() != 2.5 {
-		t.Errorf("with 3 held for 2 endpoints it counts %v times, want 2.5", weight())
-	}
+	g.pass(hintPause)
+	weighs(1/3.+2/4., "with one of 4 endpoints at work and one request held for it, at the other gateway,")
 	for i := range 100 {
-		g.submit(0, fmt.Sprint("second ", i), prompt(uint64(100+i), 8000))
+		g.submit(0, fmt.Sprint("more ", i), prompt(uint64(100+i), 8000))
 	}
 	g.pass(time.Millisecond)
-	if got := weight(); got != mostCrowding {
-		t.Errorf("with 103 held it counts %v times, want at most %v", got, mostCrowding)
+	weighs(mostCrowding, "with many held")
+}
+
+func TestCrowding(t *testing.T) {
+	for _, tt := range []struct {
+		endpoints, open, held int
+		want                  float64
+	}{
+		{8, 8, 0, leastCrowding},
+		{8, 7, 0, leastCrowding},
+		{8, 4, 0, 1},
+		{8, 2, 0, 3},
+		{8, 1, 0, mostCrowding},
+		{8, 0, 0, mostCrowding},
+		{8, 8, 4, 1},
+		{8, 4, 8, 3},
+		{8, 8, 1000, mostCrowding},
+		{0, 0, 0, mostCrowding},
+	} {
+		if got := crowding(tt.endpoints, tt.open, tt.held); got != tt.want {
+			t.Errorf("%d of %d endpoints open, %d held: %v, want %v", tt.open, tt.endpoints, tt.held, got, tt.want)
+		}
 	}
 }
 

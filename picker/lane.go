@@ -37,20 +37,28 @@ func (p *Picker) advance(now time.Time, t *table) {
 			t.open = append(t.open, i)
 		}
 	}
-	p.crowd = p.crowding(now, len(t.lanes))
+	p.crowd = crowding(len(t.lanes), len(t.open), p.queue.Len()+p.hints.book.Held(now))
 	t.advanced = now
 }
 
-// mostCrowding is the most that work for others counts. Twice as much changes little for senders that are alone, and lets one that
-// sends many short prompts delay the others more.
-const mostCrowding = 4
+const (
+	// leastCrowding is what work counts for others where nobody is in sight: it costs power, and slows down answers that are being
+	// written. With less, calls at once with one prompt would each compute it somewhere else.
+	leastCrowding = 0.5
+	// mostCrowding is the most that work for others counts. Twice as much changes little for senders that are alone, and lets one
+	// that sends many short prompts delay the others more.
+	mostCrowding = 4
+	// heldWeight is how much a held request for each endpoint adds.
+	heldWeight = 2
+)
 
-// crowding is how much the work that a request makes counts for others: once where nothing waits, since it is in the way of whoever
-// comes next; and once more for each held request that an endpoint has to serve, since all of them wait as much longer. So
-// the fuller the fleet is, the more a cached prefix is worth a wait.
-func (p *Picker) crowding(now time.Time, endpoints int) float64 {
-	held := p.queue.Len() + p.hints.book.Held(now)
-	return min(mostCrowding, 1+float64(held)/float64(max(1, endpoints)))
+// crowding is how much the work that a request makes counts for others. While nothing waits it is in the way of whoever comes next:
+// as much as a queue grows by work, busy/(1-busy), if that share of the endpoints is at work. And the held requests that an
+// endpoint has to serve wait as much longer. So the fuller the fleet is, the more a cached prefix is worth a wait.
+func crowding(endpoints, open, held int) float64 {
+	n := float64(max(1, endpoints))
+	busy := 1 - float64(open)/n
+	return max(leastCrowding, min(mostCrowding, busy/(1-busy)+heldWeight*float64(held)/n))
 }
 
 // age brings a lane up to now between two bookings.

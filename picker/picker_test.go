@@ -31,7 +31,7 @@ func TestGoesWhereThePromptIsCached(t *testing.T) {
 	if !ok || r.Endpoint != id(2) || len(r.Candidates) != 3 || r.Outcome != nil {
 		t.Fatalf("receipt %+v", r)
 	}
-	if c := r.Candidates[0]; c.Endpoint != id(2) || c.Prefill <= 0 || c.Spread != c.Prefill || c.CostMs >= r.Candidates[1].CostMs {
+	if c := r.Candidates[0]; c.Endpoint != id(2) || c.Prefill <= 0 || c.Spread != leastCrowding*c.Prefill || c.CostMs >= r.Candidates[1].CostMs {
 		t.Errorf("cheapest candidate %+v", c)
 	}
 	f.Done(d, answered(4000, 5000))
