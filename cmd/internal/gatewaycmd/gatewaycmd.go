@@ -75,12 +75,16 @@ func (c Config) Validate() error {
 		if a.field == "listen" && a.addr == "" && c.ExtProc.Enabled() {
 			continue
 		}
+		remedy := "give host:port, e.g. 127.0.0.1:8080"
+		if a.field == "listen" && a.addr == "" {
+			remedy += "; only a gateway that Envoy asks needs none: give --ext-proc-listen too"
+		}
 		_, port, err := net.SplitHostPort(a.addr)
 		if err == nil {
 			_, err = net.LookupPort("tcp", port)
 		}
 		if err != nil {
-			errs = append(errs, config.Fault{Field: a.field, Value: a.addr, Problem: err.Error(), Remedy: "give host:port, e.g. 127.0.0.1:8080"})
+			errs = append(errs, config.Fault{Field: a.field, Value: a.addr, Problem: err.Error(), Remedy: remedy})
 		}
 	}
 	if c.ExtProc.Advise && c.Listen != "" {
@@ -113,6 +117,25 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// missing names the files that cannot be read. Validate does not: --print-config works where they are not.
+func (c Config) missing() (faults []config.Fault) {
+	for _, f := range []struct{ field, name string }{
+		{"gossip.key-file", c.Gossip.KeyFile}, {"seed-file", c.SeedFile},
+		{"ext-proc.cert-file", c.ExtProc.CertFile}, {"ext-proc.key-file", c.ExtProc.KeyFile}, {"kubernetes.kubeconfig", c.Kubernetes.Kubeconfig},
+	} {
+		if f.name == "" {
+			continue
+		}
+		file, err := os.Open(f.name)
+		if err != nil {
+			faults = append(faults, config.Fault{Field: f.field, Value: f.name, Problem: err.Error(), Remedy: "give a file that exists and may be read"})
+			continue
+		}
+		file.Close()
+	}
+	return faults
+}
+
 const about = `An OpenAI-compatible reverse proxy that sends each request to the engine that holds most of its prompt in its KV cache; or the
 endpoint picker that Envoy asks. Endpoints are those of --endpoints, those that agents announce by gossip, and those of pools on
 Kubernetes.
@@ -127,6 +150,10 @@ func Main(ctx context.Context, args []string, version string, stdout, stderr io.
 	fs := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	if run, code := config.Start(fs, about, args, &cfg, version, stdout, stderr); !run {
 		return code
+	}
+	if faults := cfg.missing(); len(faults) > 0 {
+		fmt.Fprintf(stderr, "%s: %v\n", fs.Name(), &config.Error{Faults: faults})
+		return 2
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
 	if err := run(ctx, fs, cfg, version, log); err != nil {

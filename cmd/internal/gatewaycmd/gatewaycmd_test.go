@@ -37,6 +37,10 @@ func TestFaultsAndTakenPorts(t *testing.T) {
 		}},
 		{"port of clients", []string{"--listen", addr, "--admin-listen", "127.0.0.1:0", "--gossip-enabled=false"}, 1, []string{addr, "--listen"}},
 		{"nobody to serve", []string{"--listen", "", "--ext-proc-deadline", "-1s", "--ext-proc-health-listen", "x"}, 2, []string{"listen: missing port", `ext-proc.deadline = "-1s" is not positive`, `ext-proc.health-listen = "x"`}},
+		{"nowhere to listen", []string{"--listen", ""}, 2, []string{"listen: missing port", "--ext-proc-listen"}},
+		{"files that are not there", []string{"--gossip-key-file", "nope/1", "--seed-file", "nope/2", "--ext-proc-listen", ":0", "--ext-proc-cert-file", "nope/3", "--ext-proc-key-file", "nope/4", "--kubernetes-kubeconfig", "nope/5"}, 2, []string{
+			`gossip.key-file = "nope/1": `, `seed-file = "nope/2": `, `ext-proc.cert-file = "nope/3": `, `ext-proc.key-file = "nope/4": `, `kubernetes.kubeconfig = "nope/5": `, "give a file that exists",
+		}},
 		{"advice beside clients", []string{"--ext-proc-listen", "127.0.0.1:0", "--ext-proc-advise"}, 2, []string{`ext-proc.advise = "true": a gateway that advises picks nothing`, "clients at :8080", `give --listen ""`}},
 		{"advice for nobody", []string{"--listen", "", "--ext-proc-advise"}, 2, []string{"ext-proc.advise", "--ext-proc-listen"}},
 		{"port of Envoy", []string{"--listen", "", "--admin-listen", "127.0.0.1:0", "--gossip-enabled=false", "--ext-proc-listen", addr}, 1, []string{addr, "--ext-proc-listen"}},

@@ -168,7 +168,7 @@ func TestKubernetesFaults(t *testing.T) {
 		want string
 	}{
 		{[]string{"--kubernetes-inference-pools", "a/b"}, 1, "this is no pod of a cluster: give --kubernetes-kubeconfig"},
-		{[]string{"--kubernetes-inference-pools", "a/b", "--kubernetes-kubeconfig", "/nowhere"}, 1, "read kubeconfig /nowhere"},
+		{[]string{"--kubernetes-inference-pools", "a/b", "--kubernetes-kubeconfig", "/nowhere"}, 2, `kubernetes.kubeconfig = "/nowhere"`},
 		{[]string{"--kubernetes-inference-pools", "a/b/c", "--kubernetes-objectives"}, 2, "kubernetes.inference-pools"},
 	} {
 		var out, errs bytes.Buffer
