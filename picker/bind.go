@@ -160,9 +160,12 @@ func (p *Picker) commit(now time.Time, q *query, c score.Candidate, reason strin
 	e, s := t.endpoints[i], &t.slots[i]
 	matched, digest := p.matchedBlocks(q, i)
 	chain := q.chains[s.size]
-	need := (q.tokens + p.expectedOutput(&q.req) + s.blockSize - 1) / s.blockSize
+	blocks := (q.tokens + p.expectedOutput(&q.req) + s.blockSize - 1) / s.blockSize
+	if e.hasLoad {
+		blocks = max(0, blocks-matched) // what others hold too is in the engine's figures
+	}
 	f := &flight{
-		Flight:    hold.Flight{Work: duration(c.Terms.Prefill), Blocks: max(0, need-matched)},
+		Flight:    hold.Flight{Work: duration(c.Terms.Prefill), Blocks: blocks},
 		endpoint:  e,
 		bound:     now,
 		predicted: predicted(q, matched, s.blockSize),

@@ -120,7 +120,7 @@ func (e *endpoint) checked(predicted, promised, actual int) {
 }
 
 // refresh takes over what the stream says; its age is judged by clock, which stands still while the view is frozen.
-func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, params *score.Params, cfg *Config) {
+func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetMean, params *score.Params, cfg *Config) {
 	e.suspect, e.hasLoad, e.stale, e.gap = false, false, false, false
 	v := verdictNone
 	e.age = -1
@@ -158,10 +158,12 @@ func (e *endpoint) refresh(now, clock time.Time, s *slot, fleet fleetSpeed, para
 	f := &e.lane.facts
 	f.Key = e.hash
 	f.BlockSize = s.blockSize
-	f.HasLoad = e.hasLoad
 	f.Stale = e.stale
 	if !e.hasLoad {
-		f.Running, f.Waiting, f.Blocks, f.Free, f.Cached = 0, 0, 0, 0, 0
+		// As large as the others, and filled by what gateways sent there: else it gets far more than it can take.
+		f.Running, f.Waiting, f.Cached = 0, 0, 0
+		f.Blocks = fleet.tokens / max(1, s.blockSize)
+		f.Free = f.Blocks
 	}
 	e.waiting = f.Waiting
 	params.Prepare(f)
@@ -196,14 +198,15 @@ func verdictOf(l *liveFacts, s *slot, cfg *Config) verdict {
 	return verdictNone
 }
 
-// fleetSpeed is what is assumed of an endpoint whose own speed nobody has measured.
-type fleetSpeed struct {
+// fleetMean is what is assumed of an endpoint that says nothing of itself.
+type fleetMean struct {
 	prefill score.Model
 	fitted  bool // the mean of measured ones; else as configured
+	tokens  int  // that a KV cache holds; 0: unknown
 }
 
 // factsOf turns the load of a tick into what score wants.
-func factsOf(l *liveFacts, fleet fleetSpeed) score.Endpoint {
+func factsOf(l *liveFacts, fleet fleetMean) score.Endpoint {
 	f := score.Endpoint{Prefill: fleet.prefill}
 	if l.HasHealth && l.Health.Known {
 		f.Slowdown = float64(l.Health.Slowdown)

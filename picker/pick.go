@@ -61,7 +61,7 @@ type Picker struct {
 	ignored     int    // verdicts beyond what gossip may exclude
 	trouble     bool   // some endpoint may be excluded or out
 	refreshed   time.Time
-	fleet       fleetSpeed
+	fleet       fleetMean
 	crowd       float64 // see crowding
 	meanPrefill float64
 	meanOutput  float64

@@ -416,3 +416,39 @@ func TestChainsEndAtTheFirstImage(t *testing.T) {
 		t.Errorf("%d blocks by ids, %d by a chain, want %d", byIDs.MatchedBlocks, byChain.MatchedBlocks, 330/blockSize)
 	}
 }
+
+// TestFillsWhatSaysNothingOfItself: an endpoint without an agent is as large as the others, and filled by what was sent there.
+func TestFillsWhatSaysNothingOfItself(t *testing.T) {
+	f := newFleet(t, 1, func(c *Config) { c.Endpoints = []string{"other:9"} })
+	f.agents[0].load.BlocksFree = 0
+	f.tick()
+	ready := func() bool {
+		t.Helper()
+		r, err := f.Explain(t.Context(), Request{ID: "x", TokenIDs: prompt(99, 60_000)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(r.Candidates, func(c Candidate) bool { return c.Endpoint == "other:9" })
+		return r.Candidates[i].Ready
+	}
+	var last Decision
+	for i := range 3 { // 3,750 blocks each, and the answer's
+		if !ready() {
+			t.Fatalf("full with %d prompts of 60,000 tokens; the other endpoint holds 192,000", i)
+		}
+		last = f.pick(Request{ID: fmt.Sprint(i), TokenIDs: prompt(uint64(i), 60_000)})
+		if last.Endpoint.ID != "other:9" {
+			t.Fatalf("prompt %d went to %s, which has no room", i, last.Endpoint.ID)
+		}
+		f.FirstToken(last)
+	}
+	if ready() {
+		t.Error("ready for a fourth prompt of 60,000 tokens; the other endpoint holds 192,000")
+	}
+	if s := f.Status(); s.Endpoints[slices.IndexFunc(s.Endpoints, func(e EndpointStatus) bool { return e.ID == "other:9" })].Blocks != 0 {
+		t.Error("the status says what is only assumed")
+	}
+	if f.Done(last, answered(0, 60_000)); !ready() {
+		t.Error("still full after one of three has ended")
+	}
+}

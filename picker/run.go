@@ -163,7 +163,7 @@ func (p *Picker) refreshAll(now time.Time) {
 	p.refreshed = now
 	t := p.table.Load()
 	bare, gaps := false, false
-	p.fleetPrefill(t)
+	p.average(t)
 	for w := range t.dirty {
 		t.dirty[w].Store(0)
 	}
@@ -179,16 +179,23 @@ func (p *Picker) refreshAll(now time.Time) {
 	p.expireHints(now)
 }
 
-// fleetPrefill averages the speeds that agents have measured.
-func (p *Picker) fleetPrefill(t *table) {
+// average takes the means of what agents say.
+func (p *Picker) average(t *table) {
 	var sum score.Model
-	n := 0.0
+	n, tokens, sized := 0.0, 0, 0
 	for i := range t.slots {
 		if t.slots[i].live == nil {
 			continue
 		}
 		l := t.slots[i].live.Facts()
-		if !l.HasLoad || !l.Load.PrefillFitted || l.Load.PrefillPerToken <= 0 {
+		if !l.HasLoad {
+			continue
+		}
+		if l.Load.BlocksTotal > 0 {
+			tokens += int(l.Load.BlocksTotal) * t.slots[i].blockSize
+			sized++
+		}
+		if !l.Load.PrefillFitted || l.Load.PrefillPerToken <= 0 {
 			continue
 		}
 		m := modelOf(&l.Load)
@@ -197,9 +204,9 @@ func (p *Picker) fleetPrefill(t *table) {
 		sum.Quadratic += m.Quadratic
 		n++
 	}
-	p.fleet = fleetSpeed{prefill: p.cfg.Score.prefill()}
+	p.fleet = fleetMean{prefill: p.cfg.Score.prefill(), tokens: tokens / max(1, sized)}
 	if n > 0 {
-		p.fleet = fleetSpeed{prefill: sum.Scaled(n), fitted: true}
+		p.fleet.prefill, p.fleet.fitted = sum.Scaled(n), true
 	}
 }
 

@@ -109,10 +109,12 @@ func (p *Picker) endpointStatus(now time.Time, t *table, i int) EndpointStatus {
 		Endpoint: e.public, Rung: p.bestRung(t, i), Problem: s.problem, Verdict: string(e.verdict), Excluded: e.excluded,
 		Out: !e.host.usable(now, p.cfg.Probe != nil), Stale: e.stale, DigestAgeMs: -1, Models: slices.Clone(e.host.models),
 		BlockSize: s.blockSize, Running: f.Running, Waiting: e.waiting,
-		Blocks: f.Blocks, FreeBlocks: f.Free, CachedBlocks: f.Cached,
 		Outstanding: e.ledger.Outstanding() - e.others, Others: e.others, QueueMs: ms(e.ledger.Queue(now)), Prefills: e.ledger.Prefills(),
 		Prefill1kMs: f.Prefill.Time(1000, 0), Slowdown: f.Slowdown,
 		Trust: e.trust(), Checked: e.errors, MeanError: e.bias, OverclaimRate: e.overclaim,
+	}
+	if e.hasLoad {
+		out.Blocks, out.FreeBlocks, out.CachedBlocks = f.Blocks, f.Free, f.Cached
 	}
 	if e.age >= 0 {
 		out.DigestAgeMs, out.Epoch = ms(e.age), e.epoch

@@ -154,7 +154,7 @@ func (s *sim) price(now time.Time, r *simRequest, _ bool) []score.Candidate {
 		unseen := p.ledger.UnseenBlocks()
 		e := score.Endpoint{
 			Key: p.key, BlockSize: simBlock, Matched: p.match(r, true), Trust: 1, Prefill: simPrefill,
-			HasLoad: true, Running: p.running, Blocks: simBlocks, Cached: len(p.idle),
+			Running: p.running, Blocks: simBlocks, Cached: len(p.idle),
 			Free:       simBlocks - p.used() - len(p.idle),
 			DecodeStep: 18, DecodePerToken: 85e-6, MeanOutput: 200,
 			Outstanding: p.ledger.Outstanding(), PendingBlocks: unseen,

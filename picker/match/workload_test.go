@@ -216,7 +216,7 @@ func (l *loaded) pricing(matched []int32) func() (best int) {
 	pods, candidates := make([]score.Endpoint, l.Pods), make([]score.Candidate, l.Pods)
 	for i := range pods {
 		pods[i] = score.Endpoint{
-			Key: uint64(i), BlockSize: 16, Trust: 1, HasLoad: true, Blocks: 24_000, Free: 2000, Cached: 20_000, Running: i % 7, Outstanding: i % 3,
+			Key: uint64(i), BlockSize: 16, Trust: 1, Blocks: 24_000, Free: 2000, Cached: 20_000, Running: i % 7, Outstanding: i % 3,
 			Queue: float64(i % 5 * 20), VictimIdle: 20_000, DecodeStep: 18, DecodePerToken: 85e-6, MeanPrefill: 200, MeanOutput: 200,
 			Prefill: score.Model{Overhead: 20, PerToken: 0.0886, Quadratic: 0.83e-6},
 		}

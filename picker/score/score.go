@@ -131,11 +131,10 @@ type Endpoint struct {
 	Full          bool    // own requests wait here up to the limit
 	Contention    float64 // expected loss to a request that another gateway is about to bind here
 
-	Stale   bool // ranks behind every endpoint that is not
-	HasLoad bool // the engine's own figures are known: those from Running on
+	Stale bool // ranks behind every endpoint that is not
 
 	prepared bool
-	sized    bool    // HasLoad, and the number of blocks is known
+	sized    bool    // the number of blocks is known
 	prefill  Model   // Prefill at the GPU's present speed
 	block    float64 // displacement per evicted block, in tokens
 	slower   float64 // interference per token of the answer
@@ -195,7 +194,7 @@ func (p *Params) Prepare(e *Endpoint) {
 		slowness = 1 / e.Slowdown
 	}
 	e.prefill = Model{Overhead: e.Prefill.Overhead * slowness, PerToken: e.Prefill.PerToken * slowness, Quadratic: e.Prefill.Quadratic * slowness}
-	e.sized = e.HasLoad && e.Blocks != 0
+	e.sized = e.Blocks != 0
 	e.most = e.Blocks - int(p.FreeShare*float64(e.Blocks))
 	e.room = e.Free + e.Cached - (e.Blocks - e.most)
 	// The work of computing a block again, discounted by how long the victims have idled.

@@ -12,7 +12,7 @@ var h200 = Model{Overhead: 20, PerToken: 0.77 * 3680 / 32000, Quadratic: 0.23 * 
 func idle() Endpoint {
 	return Endpoint{
 		BlockSize: 16, Trust: 1, Prefill: h200,
-		HasLoad: true, Blocks: 12000, Free: 12000,
+		Blocks: 12000, Free: 12000,
 		MeanPrefill: 300, MeanOutput: 200, DecodeStep: 18, DecodePerToken: 85e-6,
 	}
 }
