@@ -74,7 +74,7 @@ const (
 
 // ErrNobody is returned by Run when nobody is named and nobody is found.
 var ErrNobody = errors.New("nobody to ask: nothing answers on " + localGateway + " (gateway) or " + localAgent +
-	" (agent); give --gateway, --agent, --engine or --join")
+	" (agent); give --gateway, --agent, --engine or --join, in Kubernetes after `kubectl port-forward`")
 
 // Status of a check.
 type Status string

@@ -25,6 +25,7 @@ import (
 	"github.com/grapevine-llm/grapevine/agent"
 	"github.com/grapevine-llm/grapevine/cmd/internal/gatewaycmd"
 	"github.com/grapevine-llm/grapevine/gossip/mesh"
+	"github.com/grapevine-llm/grapevine/picker"
 	"github.com/grapevine-llm/grapevine/test/engine"
 	"github.com/grapevine-llm/grapevine/test/engine/zmqpub"
 )
@@ -507,6 +508,7 @@ func TestPoolsOfKubernetes(t *testing.T) {
 		{Name: "a/forbidden", Error: "endpointslices is forbidden"},
 		{Name: "a/new"},
 		{Name: "a/odd", Synced: true, Endpoints: 1, Note: "two ports"},
+		{Name: "a/wrong:80", Synced: true, Note: "no port 80"},
 	} {
 		w.judge(s)
 	}
@@ -516,6 +518,23 @@ func TestPoolsOfKubernetes(t *testing.T) {
 	expect(t, r, "", "Kubernetes", Failed, "forbidden")
 	expect(t, r, "", "Kubernetes", Failed, "a/new has not been read")
 	expect(t, r, "", "Kubernetes", Warning, "two ports")
+	expect(t, r, "", "Kubernetes", Failed, "no port 80")
+}
+
+func TestSilentAgents(t *testing.T) {
+	s := &subject{}
+	st := &gatewayStatus{}
+	st.Endpoints = []picker.EndpointStatus{
+		{Endpoint: picker.Endpoint{ID: "a"}, Rung: picker.RungOwn, Stale: true, DigestAgeMs: 60_000, KVEvents: "ok", Engine: "vllm 0.32.0"},
+		{Endpoint: picker.Endpoint{ID: "b"}, Rung: picker.RungOwn, Stale: true, DigestAgeMs: 60_000, Verdict: "engine down", KVEvents: "ok", Engine: "vllm 0.32.0"},
+	}
+	gatewayEndpoints(s, st)
+	gatewayEngines(s, st.Endpoints)
+	r := Report{Checks: s.checks}
+	expect(t, r, "", "agents", NotChecked, "2 of them silent")
+	expect(t, r, "", "digest ages", Failed, "the agent is silent: a, b")
+	expect(t, r, "", "endpoints", Failed, "engine down (b)")
+	expect(t, r, "", "events", NotChecked, "silent")
 }
 
 func TestMembersThatCannotMeet(t *testing.T) {

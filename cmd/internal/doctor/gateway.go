@@ -70,13 +70,15 @@ func (x *exam) gateway(ctx context.Context, s *subject, base string) {
 }
 
 func (w *watched) judge(s *subject) {
-	const remedy = "see that the gateway's ServiceAccount may read it (`kubectl auth can-i list endpointslices --as ...`), and that its name is right"
+	const remedy = "the pool's name, the rights of the gateway's ServiceAccount (`kubectl auth can-i list endpointslices --as ...`) and the CRD of the kind must be there"
 	text := fmt.Sprintf("pool %s: %d ready, %d not ready, %d ending", w.Name, w.Endpoints, w.NotReady, w.Terminating)
 	switch {
 	case w.Error != "":
 		s.fail("Kubernetes", remedy, "pool %s: %s", w.Name, w.Error)
 	case !w.Synced:
 		s.fail("Kubernetes", remedy, "pool %s has not been read yet", w.Name)
+	case w.Endpoints == 0 && w.Note != "":
+		s.fail("Kubernetes", "correct the pool", "%s; %s", text, w.Note)
 	case w.Endpoints == 0:
 		s.fail("Kubernetes", "look at the pods: `kubectl get pods` with the pool's selector; a model that loads is not ready", "%s", text)
 	case w.Note != "":
@@ -124,6 +126,8 @@ func gatewayEndpoints(s *subject, st *gatewayStatus) {
 		s.fail("agents", "do agents run beside the engines, and do they join this gateway? Ask one with --agent", "no endpoint has an agent (%d)", len(all))
 	case len(bare) > 0:
 		s.warn("agents", "run an agent beside each: those without are used by their load only; the address that an agent tells must be the one that the pool names", "%d of %d endpoints without an agent: %s", len(bare), len(all), some(bare))
+	case len(stale) > 0:
+		s.skip("agents", "every endpoint has one (%d), %d of them silent now", len(all), len(stale))
 	default:
 		s.ok("agents", "every endpoint has one (%d)", len(all))
 	}
@@ -157,7 +161,7 @@ func gatewayEndpoints(s *subject, st *gatewayStatus) {
 		case e.Problem != "":
 			problems[e.Problem] = append(problems[e.Problem], e.ID)
 		case e.Verdict != "":
-			problems["GPU: "+e.Verdict] = append(problems["GPU: "+e.Verdict], e.ID)
+			problems[e.Verdict] = append(problems[e.Verdict], e.ID)
 		case e.Out:
 			problems["not reachable from the gateway"] = append(problems["not reachable from the gateway"], e.ID)
 		}
@@ -165,19 +169,21 @@ func gatewayEndpoints(s *subject, st *gatewayStatus) {
 	if len(problems) > 0 {
 		s.fail("endpoints", "see the endpoint's own checks with --agent and --engine", "%s", groups(problems))
 	} else {
-		s.ok("endpoints", "%d in pool %s, all usable", len(all), st.Pool)
+		s.ok("endpoints", "%d in pool %s, no fault of any is known", len(all), st.Pool)
 	}
 }
 
 // gatewayEngines judges what endpoints' agents and answers say of the engines.
 func gatewayEngines(s *subject, all []picker.EndpointStatus) {
-	bad, waiting := map[string][]string{}, []string(nil)
+	bad, waiting, silent := map[string][]string{}, []string(nil), 0
 	versions := map[string][]string{}
 	checked := 0
 	var notes, faults []string
 	for i := range all {
 		e := &all[i]
 		switch {
+		case e.Stale:
+			silent++
 		case e.KVEvents == "" || e.KVEvents == "ok":
 		case strings.HasPrefix(e.KVEvents, "waiting"):
 			waiting = append(waiting, e.ID)
@@ -205,6 +211,8 @@ func gatewayEngines(s *subject, all []picker.EndpointStatus) {
 		s.skip("events", "no request has made one yet: %s", some(waiting))
 	case len(versions) == 0:
 		s.skip("events", "no agent tells of any")
+	case silent > 0:
+		s.skip("events", "the agents of %d of %d endpoints are silent", silent, len(all))
 	default:
 		s.ok("events", "KV events flow from all engines with an agent")
 	}

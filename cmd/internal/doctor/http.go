@@ -112,7 +112,7 @@ func (x *exam) status(ctx context.Context, s *subject, base, part, flag string, 
 		s.fail("reachable", "give it with --"+is, "wrong kind: the %s listens there, not the %s", is, part)
 		return false
 	case is == "", json.Unmarshal(a.body, into) != nil:
-		s.fail("reachable", "give the address of "+flag, "something answers there with status %d%s, but not with a status of ours", a.status, a.elsewhere())
+		s.fail("reachable", "give the address of "+flag+inPods(part), "something answers there with status %d%s, but not with a status of ours", a.status, a.elsewhere())
 		return false
 	}
 	var told struct {
@@ -124,6 +124,14 @@ func (x *exam) status(ctx context.Context, s *subject, base, part, flag string, 
 	s.ok("reachable", "answers")
 	s.clock(a)
 	return true
+}
+
+// inPods says where a part has its status in Kubernetes.
+func inPods(part string) string {
+	if part == partAgent {
+		return "; an agent that was injected into a pod has it at 9465, for `kubectl port-forward`"
+	}
+	return ""
 }
 
 func (s *subject) clock(a *answer) {
