@@ -38,6 +38,7 @@ func (p *Picker) advance(now time.Time, t *table) {
 		}
 	}
 	p.crowd = crowding(len(t.lanes), len(t.open), p.queue.Len()+p.hints.book.Held(now))
+	p.queue.SetCrowding(p.crowd)
 	t.advanced = now
 }
 

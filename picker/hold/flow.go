@@ -61,7 +61,7 @@ func (q *Queue[R]) takeable(now time.Time, price Price[R]) (Binding[R], bool) {
 func (q *Queue[R]) accepts(c []score.Candidate, it *Item[R], age time.Duration) int {
 	if doubt := ms(q.cfg.DoubtAfter); ms(age) >= doubt {
 		for i := range c {
-			c[i].Ready = c[i].Ready || c[i].Free && c[i].Idle >= doubt
+			c[i].Ready = c[i].Ready || c[i].Idle >= doubt
 		}
 	}
 	return q.Accept(c, it.Key, age)

@@ -34,13 +34,6 @@ func busy(ms, wait float64) score.Candidate {
 	return score.Candidate{Cost: ms, Wait: wait, Terms: score.Terms{Prefill: ms}, Uncached: int(10 * ms)}
 }
 
-// stuck is one that says the same, and has taken nothing for idle.
-func stuck(ms, wait, idle float64) score.Candidate {
-	c := busy(ms, wait)
-	c.Idle = idle
-	return c
-}
-
 func on(c ...score.Candidate) []score.Candidate {
 	for i := range c {
 		c[i].Index = i
@@ -78,9 +71,6 @@ func TestTakeOrWait(t *testing.T) {
 		{"home is busy", "waiting for 300 ms of prefill at home is cheaper", on(ready(1000), busy(100, 300)), 0, -1},
 		{"home is too busy", "waiting at home takes longer than computing anew", on(ready(1000), busy(100, 1200)), 0, 0},
 		{"after a while", "10 s of waiting buy 500 ms of extra cost", on(ready(1000), busy(100, 500)), 10 * time.Second, 0},
-		{"home is stuck", "it has taken nothing in 2 s, and may take as long again", on(ready(1000), stuck(100, 500, 3000)), 2 * time.Second, 0},
-		{"home takes others", "it has taken one 0.7 s ago", on(ready(1000), stuck(100, 500, 700)), 2 * time.Second, -1},
-		{"home had nothing to take", "it was given nothing for 3 s, but this one has waited for 0.7 s only", on(ready(1000), stuck(100, 500, 3000)), 700 * time.Millisecond, -1},
 		{"not quite", "8 s buy 400 ms, not enough for a difference of 450", on(ready(1000), busy(50, 500)), 8 * time.Second, -1},
 	}
 	for _, tt := range tests {
@@ -89,6 +79,27 @@ func TestTakeOrWait(t *testing.T) {
 				t.Errorf("Accept = %d, want %d: %s", got, tt.want, tt.why)
 			}
 		})
+	}
+}
+
+func TestPatience(t *testing.T) {
+	// Computing anew costs 400 ms more than waiting.
+	c := on(ready(1000), busy(100, 500))
+	for crowding, enough := range map[float64]time.Duration{
+		0:   8 * time.Second,         // unknown: 0.05 a ms
+		4:   8 * time.Second,         // never less
+		2:   8 * time.Second,         // 0.03
+		1:   1600 * time.Millisecond, // 0.25
+		0.5: 200 * time.Millisecond,  // 2
+	} {
+		q := queue(nil)
+		q.SetCrowding(crowding)
+		if got := q.Accept(c, 1, enough-time.Millisecond); got != -1 {
+			t.Errorf("crowding %v: endpoint %d after a little less than %v", crowding, got, enough)
+		}
+		if got := q.Accept(c, 1, enough); got != 0 {
+			t.Errorf("crowding %v: endpoint %d after %v, want the ready one", crowding, got, enough)
+		}
 	}
 }
 
@@ -191,7 +202,7 @@ func TestBounds(t *testing.T) {
 	f := fleet{
 		"a": waits, "b": waits, "c": waits, "d": waits, "shed": waits,
 		"full": on(score.Candidate{Full: true}), "gone": nil,
-		"idle": on(score.Candidate{Cost: 100, Free: true, Idle: 6000}, score.Candidate{Cost: 90, Idle: 100}),
+		"idle": on(score.Candidate{Cost: 100, Idle: 6000}, score.Candidate{Cost: 90, Idle: 100}),
 	}
 	item := func(name string) *hold.Item[string] { return &hold.Item[string]{Value: name, Flow: name, Arrived: t0} }
 	tests := []struct {

@@ -84,15 +84,12 @@ func cheapest(c []Candidate, set Set) (least float64, stale bool) {
 	return least, stale
 }
 
-// Alternative returns the least wait + cost of the candidates that are not ready, +Inf if there is none, for a request that has
-// waited for age milliseconds. An endpoint that could have had it for so long, and was given nothing meanwhile, will take as long again:
-// how long a memory stays full nobody can compute, since it depends on the answers being written.
-func Alternative(c []Candidate, age float64) float64 {
+// Alternative returns the least wait + cost of the candidates that are not ready, +Inf if there is none.
+func Alternative(c []Candidate) float64 {
 	stale := !anyFresh(c)
 	least := math.Inf(1)
 	for i := range c {
-		x := &c[i]
-		if total := max(x.Wait, min(age, x.Idle)) + x.Cost; total < least && !x.Ready && x.in(Any, stale) {
+		if total := c[i].Wait + c[i].Cost; total < least && !c[i].Ready && c[i].in(Any, stale) {
 			least = total
 		}
 	}

@@ -179,8 +179,7 @@ type Candidate struct {
 	Wait     float64 // ms until the prefill could start
 	Uncached int     // prompt tokens to compute, as far as the match is believed
 	Ready    bool    // it can start now
-	Free     bool    // neither this gateway's own requests nor the memory are in the way
-	Idle     float64 // ms since this gateway last bound something here
+	Idle     float64 // ms since this gateway last bound something here; 0 if its own requests or the memory are in the way
 	Full     bool    // nothing more may be bound here
 	Stale    bool
 	Terms    Terms
@@ -250,8 +249,11 @@ func (p *Params) Price(c *Candidate, r *Request, e *Endpoint, index int) {
 	t.Load = p.PerRunning*float64(max(e.Outstanding, e.Running)) + e.Contention
 	c.Index, c.Key, c.Uncached = index, e.Key, uncached
 	c.Cost, c.Wait = t.Cost(), wait
-	c.Free = fits && !e.Full && e.Queue <= p.ReadyWithin
-	c.Ready, c.Idle = c.Free && e.Waiting == 0, e.Idle
+	free := fits && !e.Full && e.Queue <= p.ReadyWithin
+	c.Ready, c.Idle = free && e.Waiting == 0, 0
+	if free {
+		c.Idle = e.Idle
+	}
 	c.Full, c.Stale = e.Full, e.Stale
 }
 
