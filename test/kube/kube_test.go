@@ -58,7 +58,8 @@ func (p *plane) namespace(t *testing.T, name string, labels map[string]string) {
 	if err := p.create("/api/v1/namespaces", ns, nil); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the namespace's ServiceAccount", func() error {
+	// The controller manager makes it: some seconds after an API server's outage.
+	eventually(t, time.Minute, "the namespace's ServiceAccount", func() error {
 		return p.get("/api/v1/namespaces/"+name+"/serviceaccounts/default", nil)
 	})
 	eventually(t, 10*time.Second, "the namespace's root certificate", func() error {
