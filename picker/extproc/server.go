@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -142,7 +143,9 @@ func (s *Server) Listen() error {
 }
 
 func (s *Server) grpc(options ...grpc.ServerOption) *grpc.Server {
+	pool := newPool()
 	g := grpc.NewServer(append(options,
+		grpc.ForceServerCodecV2(codec{pool}), experimental.BufferPool(pool),
 		grpc.MaxRecvMsgSize(int(s.opt.MaxBodyBytes)+1<<20),
 		grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(4*windowBytes),
 		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),
