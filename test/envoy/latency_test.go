@@ -31,8 +31,14 @@ var (
 	latencyJSON     = flag.String("json", "", "file for the figures")
 )
 
-// most is what our picker may add to the constant one, in the median, for a request of 128 KiB that is known.
-const most = 0.5 // ms
+// For a request of 128 KiB that is known, in the median:
+const (
+	// goal is what our picker is to add to the constant one, in ms. It is said whether that is so; how long a millisecond is
+	// differs from machine to machine, and here from minute to minute.
+	goal = 0.5
+	// most is how many times as much as the constant picker ours may add to Envoy alone.
+	most = 1.6
+)
 
 // hop is a way to the pods that is measured.
 type hop struct {
@@ -124,14 +130,15 @@ func TestLatency(t *testing.T) {
 	}
 	t.Run("added at 128 KiB", func(t *testing.T) {
 		c := r.Cells[1]
-		added := c.Hops[3].Latency.P50 - c.Hops[2].Latency.P50
-		switch {
-		case added <= most:
-			t.Logf("ours adds %+.2f ms p50 to the constant one, at most %.1f wanted", added, most)
-		case max(r.Load[0], r.Load[1]) > float64(r.CPUs):
-			t.Skipf("ours adds %+.2f ms p50 to the constant one, but this machine is busy (load %.1f, %.1f): run it again when it is not", added, r.Load[0], r.Load[1])
+		alone, constant, ours := c.Hops[1].Latency.P50, c.Hops[2].Latency.P50, c.Hops[3].Latency.P50
+		says := fmt.Sprintf("ours adds %+.2f ms p50 to the constant one, %.1f wanted; to Envoy alone %.2f times as much as that", ours-constant, goal, (ours-alone)/(constant-alone))
+		switch busy := max(r.Load[0], r.Load[1]) > float64(r.CPUs); {
+		case ours-alone <= most*(constant-alone):
+			t.Log(says)
+		case busy:
+			t.Skipf("%s, but this machine is busy (load %.1f, %.1f): run it again when it is not", says, r.Load[0], r.Load[1])
 		default:
-			t.Errorf("ours adds %+.2f ms p50 to the constant one, at most %.1f wanted", added, most)
+			t.Errorf("%s, at most %.1f", says, most)
 		}
 	})
 }
