@@ -60,7 +60,7 @@ type HoldConfig struct {
 	DeadlineShare float64       `json:"deadline-share" help:"share of the time to a request's deadline that it may be held"`
 	MaxRequests   int           `json:"max-requests" help:"requests held at once"`
 	MaxBytes      int64         `json:"max-bytes" help:"bytes of requests held at once"`
-	Patience      float64       `json:"patience" help:"extra cost accepted per time waited"`
+	Patience      float64       `json:"patience" help:"extra cost accepted per time waited, at least; more where the fleet has little to do"`
 	AgeCredit     float64       `json:"age-credit" help:"prefill that waiting makes up for in the order, per time waited"`
 	AgeGrowth     time.Duration `json:"age-growth" help:"age at which the credit has doubled"`
 	MaxScan       int           `json:"max-scan" help:"held requests looked at per opportunity"`
