@@ -535,6 +535,11 @@ func TestSilentAgents(t *testing.T) {
 	expect(t, r, "", "digest ages", Failed, "the agent is silent: a, b")
 	expect(t, r, "", "endpoints", Failed, "engine down (b)")
 	expect(t, r, "", "events", NotChecked, "silent")
+
+	st.Endpoints[1].KVEvents = "absent" // the last word of an agent counts
+	s = &subject{}
+	gatewayEngines(s, st.Endpoints)
+	expect(t, Report{Checks: s.checks}, "", "events", Failed, "absent")
 }
 
 func TestMembersThatCannotMeet(t *testing.T) {

@@ -182,9 +182,10 @@ func gatewayEngines(s *subject, all []picker.EndpointStatus) {
 	for i := range all {
 		e := &all[i]
 		switch {
-		case e.Stale:
-			silent++
 		case e.KVEvents == "" || e.KVEvents == "ok":
+			if e.Stale {
+				silent++
+			}
 		case strings.HasPrefix(e.KVEvents, "waiting"):
 			waiting = append(waiting, e.ID)
 		default:
